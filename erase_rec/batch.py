@@ -1,0 +1,110 @@
+"""What a step consumes and produces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SparseBatch:
+    """Bags of category ids, feature-major like TorchRec's KeyedJaggedTensor.
+
+    Attributes:
+        values: int64 [total ids], feature 0's bags first.
+        lengths: int32 [F * B], ids a bag, feature-major.
+        weights: float32 [total ids], or None when no feature is weighted (weight 1 where a feature is not).
+        num_features: F.
+        single_valued: every length is 1 (then ``values`` viewed as [F, B] is the ids).
+    """
+
+    values: Tensor
+    lengths: Tensor
+    weights: Tensor | None
+    num_features: int
+    single_valued: bool = False
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> SparseBatch:
+        """Copies to ``device``; asynchronous with respect to the host only from pinned memory."""
+        return SparseBatch(
+            self.values.to(device, non_blocking=non_blocking),
+            self.lengths.to(device, non_blocking=non_blocking),
+            None if self.weights is None else self.weights.to(device, non_blocking=non_blocking),
+            self.num_features,
+            self.single_valued,
+        )
+
+    def pin_memory(self) -> SparseBatch:
+        """Copies to page-locked host memory."""
+        return SparseBatch(
+            self.values.pin_memory(),
+            self.lengths.pin_memory(),
+            None if self.weights is None else self.weights.pin_memory(),
+            self.num_features,
+            self.single_valued,
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a click log after the feature transforms.
+
+    Attributes:
+        dense: float32 [B, N], finite.
+        sparse: the bags of the F sparse features.
+        label: float32 [B], 0 or 1.
+        row_ids: int64 [B] on the host, the rows' positions in their table: names rows in messages.
+    """
+
+    dense: Tensor
+    sparse: SparseBatch
+    label: Tensor
+    row_ids: Tensor
+
+    @property
+    def size(self) -> int:
+        """Rows in the batch."""
+        return int(self.label.shape[0])
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
+        """Copies to ``device``; ``row_ids`` stays on the host."""
+        return Batch(
+            self.dense.to(device, non_blocking=non_blocking),
+            self.sparse.to(device, non_blocking=non_blocking),
+            self.label.to(device, non_blocking=non_blocking),
+            self.row_ids,
+        )
+
+    def pin_memory(self) -> Batch:
+        """Copies to page-locked host memory."""
+        return Batch(self.dense.pin_memory(), self.sparse.pin_memory(), self.label.pin_memory(), self.row_ids)
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one training step leaves behind; every tensor is detached and ready on the main stream.
+
+    Attributes:
+        logit: [B], the model's logit before this step's update.
+        tower_logits: [B] a tower.
+        loss: scalar, the main loss.
+        local_losses: scalar a tower with a local loss, before its weight.
+        grad_norms: scalar a tower (and ``over_arch``, ``embeddings``); empty unless measuring was asked for.
+    """
+
+    logit: Tensor
+    tower_logits: Mapping[str, Tensor]
+    loss: Tensor
+    local_losses: Mapping[str, Tensor] = field(default_factory=dict)
+    grad_norms: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Logits of an evaluation forward: [B] for the model and a tower."""
+
+    logit: Tensor
+    tower_logits: Mapping[str, Tensor]

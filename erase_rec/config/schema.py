@@ -1,0 +1,308 @@
+"""The configuration schema. Imports no torch, so that a mistake is reported before anything heavy is loaded.
+
+Vocabulary: one word for one thing in YAML, code, TensorBoard tags and documents. ``None`` in a field whose
+comment says "from the preset" is filled by :mod:`erase_rec.config.presets` before anything reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from erase_rec.config.types import Boolean, Integer, Model, Number, Text, Texts
+
+PositiveInt = Annotated[Integer, Field(gt=0)]
+NonNegativeInt = Annotated[Integer, Field(ge=0)]
+PositiveNumber = Annotated[Number, Field(gt=0)]
+NonNegativeNumber = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(gt=0, lt=1)]
+
+PresetName = Literal[
+    "exact", "exact_streams", "detached", "erase", "paper_row3", "paper_row2", "paper_row1", "paper_row0"
+]
+
+
+class LabelConfig(Model):
+    """How the label is read. Without a rule the column must hold 0 and 1."""
+
+    column: Text | None = None
+    """Column name; ``None``: the source's own (Criteo, Avazu, synthetic)."""
+    positive: Texts | None = None
+    """Values (as text) that mean 1; with ``negative`` unset every other value means 0."""
+    negative: Texts | None = None
+    """Values (as text) that mean 0; a value in neither list is an error."""
+    at_least: Number | None = None
+    """Threshold rule for a rating column: 1 where the value is at least this."""
+
+
+class DataConfig(Model):
+    """Where rows come from. ``params`` belongs to the source's ``kind``."""
+
+    kind: Text
+    train: Texts = ()
+    """Paths or globs."""
+    eval: Texts = ()
+    eval_fraction: Fraction | None = None
+    """Share of the training rows held out by a hash of (seed, row) when ``eval`` names no file."""
+    label: LabelConfig = LabelConfig()
+    shuffle: Boolean = True
+    workers: NonNegativeInt = 0
+    """Threads that assemble batches ahead of the step; the order does not depend on it."""
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class DenseFeatureConfig(Model):
+    """A numeric feature."""
+
+    name: Text
+    column: Text | None = None
+    """Column in the source; ``None``: the feature's name."""
+    transform: Literal["log", "standardize", "none"] = "log"
+    """``log`` is sign(x) * log(1 + abs(x)); every result is finite in float32."""
+    fill: Number = 0.0
+    """Raw value that a missing cell takes, before the transform."""
+    missing_values: Texts = ()
+    """Texts, besides the empty one, that mean missing (``?``, ``NA`` ...)."""
+
+
+class SparseFeatureConfig(Model):
+    """A categorical feature. Its table has two rows more than categories: missing (0) and unseen (1)."""
+
+    name: Text
+    column: Text | None = None
+    encoding: Literal["hash", "vocabulary", "id"] = "hash"
+    num_embeddings: PositiveInt | None = None
+    """Categories: buckets of ``hash``, the id range of ``id`` (both need it), an upper bound for ``vocabulary``."""
+    min_count: PositiveInt = 1
+    """``vocabulary``: a category seen fewer times in the training rows counts as unseen."""
+    embedding_dim: PositiveInt | None = None
+    """``None``: ``embedding.dim``."""
+    pooling: Literal["sum", "mean"] = "sum"
+    multi_valued: Boolean = False
+    """A bag of categories: a list column, or text split at ``separator``. An empty bag pools to zero."""
+    separator: Text | None = None
+    weights: Text | None = None
+    """Column of per-value weights, parallel to the values; ``sum`` pooling only."""
+    max_length: PositiveInt | None = None
+    """Longer bags keep their first values."""
+    missing_values: Texts = ()
+    fill: Text | None = None
+    """Category that a missing cell takes; ``None`` or empty: missing stays a category of its own."""
+
+
+class DenseDefaults(Model):
+    """Defaults of ``features.dense`` entries."""
+
+    transform: Literal["log", "standardize", "none"] | None = None
+    fill: Number | None = None
+    missing_values: Texts | None = None
+
+
+class SparseDefaults(Model):
+    """Defaults of ``features.sparse`` entries."""
+
+    encoding: Literal["hash", "vocabulary", "id"] | None = None
+    num_embeddings: PositiveInt | None = None
+    min_count: PositiveInt | None = None
+    embedding_dim: PositiveInt | None = None
+    pooling: Literal["sum", "mean"] | None = None
+    multi_valued: Boolean | None = None
+    separator: Text | None = None
+    max_length: PositiveInt | None = None
+    missing_values: Texts | None = None
+    fill: Text | None = None
+
+
+class FeaturesConfig(Model):
+    """The features in model order. An entry may be a bare name; the defaults fill what an entry leaves out."""
+
+    dense_defaults: DenseDefaults = DenseDefaults()
+    sparse_defaults: SparseDefaults = SparseDefaults()
+    dense: tuple[DenseFeatureConfig, ...] = ()
+    sparse: tuple[SparseFeatureConfig, ...] = ()
+
+
+class EmbeddingConfig(Model):
+    """Embedding tables, one a sparse feature."""
+
+    backend: Literal["auto", "torchrec", "torch"] = "auto"
+    """``auto``: torchrec where it and fbgemm import, else torch. Both give the same results to tolerance."""
+    dim: PositiveInt = 16
+
+
+class LossConfig(Model):
+    """A tower's declared local loss on the click label."""
+
+    kind: Text = "bce"
+    weight: NonNegativeNumber = 1.0
+    """lambda: the factor in the sum of losses."""
+    target: Literal["own", "joint"] = "own"
+    """``own``: the tower's logit alone; ``joint``: plus the sum of the other towers' logits under stop-gradient."""
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class TowerInputsConfig(Model):
+    """What a tower reads: everything, nothing, or the named features."""
+
+    dense: Boolean | Texts = True
+    sparse: Boolean | Texts = True
+
+
+class TowerConfig(Model):
+    """A dense sub-architecture with its local head. ``params`` belongs to the tower's ``kind``."""
+
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+    kind: Text
+    inputs: TowerInputsConfig = TowerInputsConfig()
+    detach: Boolean | None = None
+    """Cut the output before the over-arch. ``None``: from the preset."""
+    stream: Text | None = None
+    """``own``, ``main``, or a name that several towers share. ``None``: from the preset."""
+    loss: LossConfig | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class OverArchConfig(Model):
+    """The MLP on the towers' outputs."""
+
+    hidden: tuple[PositiveInt, ...] = (64, 32)
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    logits: Literal["none", "inputs", "additive"] = "none"
+    """Local logits: not used, inputs of the MLP, or added to its output; cut where the tower is detached."""
+
+
+class ScheduleConfig(Model):
+    """The order of work on streams. Fields left out come from the preset."""
+
+    preset: PresetName = "exact"
+    early_backward: Boolean | None = None
+    dispatch: Literal["blocking", "non_blocking"] | None = None
+    cuda_graph: Literal["none", "tower", "step"] | None = None
+    optimizer: Literal["end", "per_tower"] | None = None
+    embedding_gradient: Literal["main", "local", "both", "none"] | None = None
+
+
+class DistributedConfig(Model):
+    """Gradient reduction between ranks. ``None``: one process, nothing to reduce."""
+
+    reduction: Literal["ddp", "ddp_per_tower", "bucket"] | None = None
+    find_unused_parameters: Boolean | None = None
+    """FUP; has a meaning with ``reduction: ddp`` only."""
+
+
+class DenseOptimizerConfig(Model):
+    """Optimizer of towers, heads and over-arch."""
+
+    kind: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    lr: PositiveNumber = 1e-3
+    weight_decay: NonNegativeNumber = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: PositiveNumber = 1e-8
+    momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    max_grad_norm: PositiveNumber | None = None
+    """Global norm over all dense parameters; ``None``: no clipping."""
+
+
+class SparseOptimizerConfig(Model):
+    """Optimizer of the embedding tables, fused into their backward where the backend can."""
+
+    kind: Literal["rowwise_adagrad", "adagrad", "adam", "sgd"] = "rowwise_adagrad"
+    lr: PositiveNumber = 1e-2
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: PositiveNumber = 1e-8
+
+
+class LRScheduleConfig(Model):
+    """Factor on both base learning rates by step: linear warm-up, then the decay of ``kind``."""
+
+    kind: Literal["constant", "linear", "cosine", "poly", "step", "plateau"] = "constant"
+    warmup_steps: NonNegativeInt = 0
+    decay_steps: PositiveInt | None = None
+    """Steps from the end of warm-up to ``min_factor``; ``None``: to the end of training."""
+    min_factor: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    power: PositiveNumber = 1.0
+    """``poly``: exponent."""
+    step_every: PositiveInt | None = None
+    """``step``: steps between two multiplications by ``gamma``."""
+    gamma: Fraction = 0.1
+    """``step`` and ``plateau``: the multiplier."""
+    patience: NonNegativeInt = 1
+    """``plateau``: evaluations without improvement before the multiplication."""
+    metric: Text = "eval.ne"
+    """``plateau``: what is watched."""
+
+
+class OptimizerConfig(Model):
+    """Optimizers and the learning-rate schedule that they share."""
+
+    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+    sparse: SparseOptimizerConfig = SparseOptimizerConfig()
+    lr_schedule: LRScheduleConfig = LRScheduleConfig()
+
+
+class EarlyStoppingConfig(Model):
+    """Stops after ``patience`` evaluations in a row without improvement; nan is never an improvement."""
+
+    metric: Text = "eval.ne"
+    patience: PositiveInt = 3
+    min_delta: NonNegativeNumber = 0.0
+
+
+class TrainConfig(Model):
+    """The loop. Exactly one of ``steps``, ``epochs`` and ``samples`` says how long."""
+
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    samples: PositiveInt | None = None
+    local_batch_size: PositiveInt = 1024
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    tf32: Boolean = False
+    threads: PositiveInt | None = None
+    """CPU threads of torch; ``None``: torch's choice."""
+    log_every_steps: PositiveInt = 50
+    eval_every_steps: PositiveInt | None = None
+    """``None``: at the end of each epoch and at the end."""
+    checkpoint_every_steps: PositiveInt | None = None
+    """``None``: at each evaluation."""
+    keep_checkpoints: PositiveInt = 2
+    """Retained besides the best."""
+    warmup_qps_steps: NonNegativeInt = 10
+    """Steps left out of the throughput statistics."""
+    early_stopping: EarlyStoppingConfig | None = None
+
+
+class EvalConfig(Model):
+    """Evaluation on held-out rows."""
+
+    local_batch_size: PositiveInt = 4096
+    scores: Boolean = False
+    """Write each row's label and predictions to ``scores.parquet`` in the run folder."""
+
+
+class RunConfig(Model):
+    """Where a run writes."""
+
+    dir: Text = "runs"
+    name: Text | None = None
+    """Folder name; ``None``: configuration name, hash of the configuration and start time."""
+
+
+class Config(Model):
+    """A whole configuration."""
+
+    seed: NonNegativeInt = 1
+    data: DataConfig
+    features: FeaturesConfig
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    towers: Annotated[tuple[TowerConfig, ...], Field(min_length=1)]
+    over_arch: OverArchConfig = OverArchConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig
+    eval: EvalConfig = EvalConfig()
+    run: RunConfig = RunConfig()

@@ -1,0 +1,198 @@
+"""What content implements. The engine knows these shapes and nothing else of models, data and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from erase_rec.batch import Batch, Scores, SparseBatch, StepOutput
+
+LocalLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logit [B], label [B]) -> scalar, mean over the batch. The logit already holds the target's other terms."""
+
+
+class Embeddings(Protocol):
+    """Embedding tables with their own optimizer.
+
+    The step calls ``forward`` once, cuts the result into detached leaves, sums the leaves' gradients and calls
+    ``backward_and_update`` once, so each table is updated once a step. ``forward`` of one step must be followed
+    by at most one ``backward_and_update``.
+    """
+
+    feature_dims: Sequence[int]
+    """Embedding dimension of each sparse feature, in feature order."""
+
+    def __call__(self, sparse: SparseBatch) -> Tensor:
+        """Pooled embeddings, float32 [B, sum of dims], feature by feature; empty bags are zero."""
+        ...
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
+        """Backward from ``pooled`` with ``gradient`` (same shape) and the tables' optimizer step."""
+        ...
+
+    def set_lr(self, lr: float) -> None:
+        """Learning rate of the next update."""
+        ...
+
+    def tables(self) -> Mapping[str, Tensor]:
+        """Weight of each table by feature name, float32 [rows, dim]; shares storage with the parameters."""
+        ...
+
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Optimizer state by feature name; shares storage or is copied back by ``load_optimizer_state``."""
+        ...
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Takes over what ``optimizer_state`` gave, in place."""
+        ...
+
+
+class TowerBlock(Protocol):
+    """A tower with its input selection and its local head; an ``nn.Module``."""
+
+    out_dim: int
+
+    def __call__(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Output [B, out_dim] and local logit [B] from dense [B, N] and pooled embeddings [B, E]."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The tower's and the head's parameters."""
+        ...
+
+
+class OverArch(Protocol):
+    """Joins the towers; an ``nn.Module``."""
+
+    def __call__(self, outputs: Sequence[Tensor], logits: Sequence[Tensor]) -> Tensor:
+        """Logit [B] from the towers' outputs and local logits, in tower order, already cut where detached."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The over-arch's parameters."""
+        ...
+
+
+class CTRModel(Protocol):
+    """Embeddings, towers and over-arch; an ``nn.Module`` whose parts the schedule runs one by one."""
+
+    embeddings: Embeddings
+    over_arch: OverArch
+
+    def tower(self, name: str) -> TowerBlock:
+        """The block of that name."""
+        ...
+
+    def tower_names(self) -> Sequence[str]:
+        """Names in configuration order."""
+        ...
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """State of everything but the tables: ``towers.<name>...`` and ``over_arch...``."""
+        ...
+
+    def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what ``dense_state`` gave, strictly."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """As ``nn.Module.train``."""
+        ...
+
+
+class BatchLoader(Protocol):
+    """Deterministic batches of one split on one rank."""
+
+    num_rows: int
+    """Rows of the split over all ranks."""
+    base_rate: float
+    """Share of positive labels over all ranks."""
+
+    def steps_per_epoch(self) -> int:
+        """Batches an epoch on this rank, the same on every rank; the last may be short."""
+        ...
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` (from 0) from ``start_step`` on; host memory, pinned when asked for."""
+        ...
+
+    def locate(self, row_ids: Tensor) -> list[str]:
+        """``file:line`` (or ``file row n``) of each row id."""
+        ...
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Metrics of one evaluation over all rows; undefined values are nan.
+
+    ``towers`` holds ``{name: {"ne": ..., "auc": ...}}``.
+    """
+
+    ne: float
+    auc: float
+    logloss: float
+    calibration: float
+    base_rate: float
+    rows: int
+    towers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+class Evaluator(Protocol):
+    """Scores held-out rows."""
+
+    def evaluate(
+        self,
+        score: Callable[[Batch], Scores],
+        batches: Iterable[Batch],
+        keep_scores: bool = False,
+    ) -> EvalResult:
+        """Runs ``score`` over ``batches`` and pools all rows; batch size does not change the result."""
+        ...
+
+
+class ProgressiveMetrics(Protocol):
+    """Metrics while training: each row is scored before the update that learns from it."""
+
+    def update(self, output: StepOutput, label: Tensor) -> None:
+        """Adds a step's rows. No host synchronisation: sums stay on the step's device."""
+        ...
+
+    def window(self) -> dict[str, float]:
+        """``train/ne``, ``train/base_rate``, ``tower/<name>/ne`` since the last call. Synchronises the host."""
+        ...
+
+    def lifetime(self) -> dict[str, float]:
+        """The same tags over the whole run. Synchronises the host."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Sums, for the checkpoint."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what ``state_dict`` gave."""
+        ...
+
+
+class TrainStep(Protocol):
+    """One training step as one callable: every schedule is interchangeable behind it."""
+
+    def __call__(self, batch: Batch, *, measure: bool = False) -> StepOutput:
+        """Forward, backward, reduction and updates for ``batch``, which is on the model's device.
+
+        Args:
+            batch: rows on the model's device.
+            measure: also compute gradient norms (before clipping).
+
+        Raises:
+            NonFiniteLossError: a loss is nan or infinite; parameters are untouched.
+        """
+        ...
+
+    def device(self) -> torch.device:
+        """Where batches must be."""
+        ...
