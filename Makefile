@@ -1,0 +1,42 @@
+# Two commands: `make demo` runs the main job, `make test` runs the whole check. Each does its own set-up.
+# On a machine with an NVIDIA GPU add GPU=1.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+LOCK := requirements/$(if $(GPU),cuda,cpu).lock
+VENV := .venv
+BIN := $(VENV)/bin
+# Named by content: changed locks install again, nothing else does.
+STAMP := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
+
+.PHONY: setup demo test lint dashboard clean
+
+setup: $(STAMP)
+
+$(STAMP):
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] >= (3, 11) else "erase-rec needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' $(LOCK))
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r $(LOCK)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+	touch $@
+
+demo: setup
+	$(BIN)/python train.py --config ctr_erase.yaml
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+dashboard: setup
+	$(BIN)/tensorboard --logdir runs
+
+clean:
+	rm -rf $(VENV) build *.egg-info
