@@ -1,0 +1,1 @@
+"""The command line, one file a command; with ``train.py`` the only place that joins engine and content."""
