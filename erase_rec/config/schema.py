@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from erase_rec.config.types import Boolean, Integer, Model, Number, Text, Texts
 
@@ -17,6 +17,9 @@ NonNegativeInt = Annotated[Integer, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(gt=0, lt=1)]
+
+ComponentParams = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+"""Parameters of a registered component, checked against its kind; null: its defaults."""
 
 PresetName = Literal[
     "exact", "exact_streams", "detached", "erase", "paper_row3", "paper_row2", "paper_row1", "paper_row0"
@@ -49,7 +52,7 @@ class DataConfig(Model):
     shuffle: Boolean = True
     workers: NonNegativeInt = 0
     """Threads that assemble batches ahead of the step; the order does not depend on it."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: ComponentParams = Field(default_factory=dict)
 
 
 class DenseFeatureConfig(Model):
@@ -139,7 +142,7 @@ class LossConfig(Model):
     """lambda: the factor in the sum of losses."""
     target: Literal["own", "joint"] = "own"
     """``own``: the tower's logit alone; ``joint``: plus the sum of the other towers' logits under stop-gradient."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: ComponentParams = Field(default_factory=dict)
 
 
 class TowerInputsConfig(Model):
@@ -160,7 +163,7 @@ class TowerConfig(Model):
     stream: Text | None = None
     """``own``, ``main``, or a name that several towers share. ``None``: from the preset."""
     loss: LossConfig | None = None
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: ComponentParams = Field(default_factory=dict)
 
 
 class OverArchConfig(Model):

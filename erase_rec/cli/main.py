@@ -1,0 +1,53 @@
+"""The ``erase-rec`` command: joins the subcommands and turns a user's mistake into one message and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from erase_rec import __version__
+from erase_rec.cli import evaluate, fetch, train
+from erase_rec.errors import UserError
+
+app = typer.Typer(
+    name="erase-rec",
+    help="Train click-through-rate models whose towers run their backward pass early.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("train")(train.command)
+app.command("eval")(evaluate.command)
+app.command("fetch")(fetch.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"erase-rec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of ``erase-rec`` and ``python -m erase_rec``."""
+    run(app)
+
+
+def run(command: typer.Typer) -> None:
+    """Runs a Typer application; a :class:`UserError` ends it with its message and exit code 2."""
+    try:
+        command()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

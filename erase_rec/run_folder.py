@@ -1,0 +1,104 @@
+"""The folder of a run: where each of its files is, and how a new one gets its name."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from erase_rec.errors import UserError
+
+
+class RunFolder:
+    """``runs/<id>/{config.yaml, environment.json, features/, checkpoints/, metrics.jsonl, events.*, summary.json}``."""
+
+    def __init__(self, path: Path) -> None:
+        """Wraps an existing folder."""
+        self.path = path
+
+    @classmethod
+    def create(cls, parent: Path, name: str | None, *, config_name: str, config_hash: str) -> RunFolder:
+        """Makes the folder of a new run.
+
+        Args:
+            parent: ``run.dir``.
+            name: ``run.name``; None: configuration name, its hash, and the start time in UTC.
+            config_name: stem of the configuration's file.
+            config_hash: hash of the resolved configuration.
+
+        Raises:
+            UserError: the folder exists, or cannot be made.
+        """
+        run_id = name or f"{config_name}-{config_hash[:8]}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        path = parent / run_id
+        attempt = 2
+        while name is None and path.exists():
+            path = parent / f"{run_id}-{attempt}"
+            attempt += 1
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise UserError(
+                f"run.name: {path} exists; resume it with --resume {path}, choose another run.name or remove it"
+            ) from None
+        except OSError as error:
+            raise UserError(f"run.dir: cannot make {path}: {error.strerror}") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Opens the folder of an earlier run.
+
+        Raises:
+            UserError: it is not one.
+        """
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise UserError(f"{path} is not a run folder: it holds no {folder.config.name}")
+        return folder
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Path) -> RunFolder:
+        """The run that a checkpoint (or a run folder, or its ``checkpoints`` folder) belongs to.
+
+        Raises:
+            UserError: no run folder is at or above it.
+        """
+        for candidate in (checkpoint, checkpoint.parent, checkpoint.parent.parent):
+            if cls(candidate).config.is_file():
+                return cls(candidate)
+        raise UserError(f"{checkpoint} is neither a run folder nor a checkpoint inside one")
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, commit, command and data fingerprint."""
+        return self.path / "environment.json"
+
+    @property
+    def features(self) -> Path:
+        """Fitted transforms and vocabularies."""
+        return self.path / "features"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def scores(self) -> Path:
+        """Label and predictions of each held-out row, where ``eval.scores`` asks for them."""
+        return self.path / "scores.parquet"
+
+    def write_environment(self, entries: dict[str, str]) -> None:
+        """Writes :attr:`environment`."""
+        self.environment.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def read_environment(self) -> dict[str, str]:
+        """Reads :attr:`environment`."""
+        entries: dict[str, str] = json.loads(self.environment.read_text(encoding="utf-8"))
+        return entries

@@ -1,0 +1,62 @@
+"""The tree: packages resolve to this checkout, every module imports, the schema needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("erase_rec", "models", "data", "eval")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_package_is_this_checkouts(name: str, checkout: Path) -> None:
+    """A stray ./data folder or an installed namesake must not take its place."""
+    assert Path(importlib.import_module(name).__file__ or "").parent == checkout / name
+
+
+@pytest.mark.parametrize("name", ["models", "data", "eval"])
+def test_content_packages_have_empty_inits(name: str, checkout: Path) -> None:
+    assert (checkout / name / "__init__.py").read_text() == ""
+
+
+def test_no_test_folder_is_a_package(checkout: Path) -> None:
+    assert list((checkout / "tests").rglob("__init__.py")) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_imports(package: str) -> None:
+    root = importlib.import_module(package)
+    for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def test_every_package_is_installed(checkout: Path) -> None:
+    """`pip install` ships the packages by name: a new sub-package must be listed."""
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())
+    listed = set(project["tool"]["setuptools"]["packages"])
+    found = {
+        ".".join(path.parent.relative_to(checkout).parts)
+        for package in PACKAGES
+        for path in (checkout / package).rglob("__init__.py")
+    }
+    assert listed == found
+
+
+def test_the_configuration_schema_imports_no_torch() -> None:
+    code = "import sys, erase_rec.config.load; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_locks_differ_in_fbgemm_only(checkout: Path) -> None:
+    def lines(kind: str) -> set[str]:
+        text = (checkout / "requirements" / f"{kind}.lock").read_text()
+        return {line for line in text.splitlines() if line and not line.startswith("#")}
+
+    assert lines("cpu") ^ lines("cuda") == {"fbgemm-gpu-cpu==1.8.0", "fbgemm-gpu==1.8.0"}
