@@ -1,0 +1,69 @@
+"""Two MLP streams joined by a multi-head bilinear fusion.
+
+Mao et al., "FinalMLP", arXiv 2304.00902, equations 8 to 10 (fusion) and 5 (feature gates, context-free).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from erase_rec.config.types import Integer, TowerParams
+from models.layers import MLP
+from models.towers.tower import Tower
+
+Size = Annotated[Integer, Field(gt=0)]
+
+
+class BilinearTower(Tower):
+    """o_1 + o_2 + sum over heads of h_1 W_k h_2, as a vector of ``out_dim``.
+
+    The streams' inputs are gated by learned vectors (2 sigmoid(g)), so that they see different views.
+    """
+
+    class Config(TowerParams):
+        """Sizes of both streams; their last size must split into ``num_heads``."""
+
+        hidden1: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 64)
+        hidden2: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 64)
+        num_heads: Size = 2
+        out_dim: Size = 64
+
+        def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
+            """Heads divide both streams' last size."""
+            return [
+                f"{name}: the last size {sizes[-1]} does not split into num_heads={self.num_heads}"
+                for name, sizes in (("hidden1", self.hidden1), ("hidden2", self.hidden2))
+                if sizes[-1] % self.num_heads
+            ]
+
+    def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
+        super().__init__()
+        dim = dense_dim + sum(embedding_dims)
+        self.num_heads = config.num_heads
+        self.gate1 = nn.Parameter(0.01 * torch.randn(dim))
+        self.gate2 = nn.Parameter(0.01 * torch.randn(dim))
+        self.stream1 = MLP(dim, config.hidden1)
+        self.stream2 = MLP(dim, config.hidden2)
+        self.linear1 = nn.Linear(self.stream1.out_dim, config.out_dim)
+        self.linear2 = nn.Linear(self.stream2.out_dim, config.out_dim, bias=False)
+        size1, size2 = self.stream1.out_dim // self.num_heads, self.stream2.out_dim // self.num_heads
+        self.size1, self.size2 = size1, size2
+        self.fusion = nn.Parameter(torch.empty(self.num_heads, size1, config.out_dim, size2))
+        nn.init.normal_(self.fusion, std=(size1 * size2 * self.num_heads) ** -0.5)
+        self.out_dim = config.out_dim
+
+    def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
+        """[B, N], [B, E] -> [B, out_dim]."""
+        x_BX = torch.cat((dense_BN, emb_BE), dim=1)
+        h1_BX = self.stream1(x_BX * (2 * torch.sigmoid(self.gate1)))
+        h2_BX = self.stream2(x_BX * (2 * torch.sigmoid(self.gate2)))
+        h1_BKI = h1_BX.reshape(x_BX.shape[0], self.num_heads, self.size1)
+        h2_BKJ = h2_BX.reshape(x_BX.shape[0], self.num_heads, self.size2)
+        product_BO = torch.einsum("bki,kioj,bkj->bo", h1_BKI, self.fusion, h2_BKJ)
+        result: Tensor = self.linear1(h1_BX) + self.linear2(h2_BX) + product_BO
+        return result

@@ -1,0 +1,61 @@
+"""DLRM's pairwise interaction: dot products of all fields and a projection of the dense features.
+
+Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems",
+arXiv 1906.00091, section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from erase_rec.config.types import Integer, TowerParams
+from models.layers import MLP
+from models.towers.tower import Tower, field_problems
+
+Size = Annotated[Integer, Field(gt=0)]
+
+
+class DotInteractionTower(Tower):
+    """top([bottom(dense); <v_i, v_j> for i > j]) over the fields v and, where there is one, bottom(dense)."""
+
+    pairs: Tensor
+
+    class Config(TowerParams):
+        """Hidden sizes of the bottom MLP (it ends in the embedding dimension) and of the top MLP."""
+
+        bottom_hidden: tuple[Size, ...] = (64,)
+        hidden: tuple[Size, ...] = (128,)
+        out_dim: Size = 64
+
+        def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
+            """Fields of one dimension; at least two vectors to multiply."""
+            return field_problems("dot_interaction", embedding_dims, at_least=1 if dense_dim else 2)
+
+    def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
+        super().__init__()
+        self.fields, self.dim = len(embedding_dims), embedding_dims[0]
+        self.bottom = MLP(dense_dim, (*config.bottom_hidden, self.dim)) if dense_dim else None
+        vectors = len(embedding_dims) + (1 if dense_dim else 0)
+        rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
+        self.register_buffer("pairs", rows * vectors + columns, persistent=False)
+        pair_dim = vectors * (vectors - 1) // 2
+        self.top = MLP(pair_dim + (self.dim if dense_dim else 0), (*config.hidden, config.out_dim))
+        self.out_dim = config.out_dim
+
+    def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
+        """[B, N], [B, F*D] -> [B, out_dim]."""
+        field_BFD = emb_BE.reshape(-1, self.fields, self.dim)
+        parts = []
+        if self.bottom is not None:
+            bottom_BD = self.bottom(dense_BN)
+            field_BFD = torch.cat((bottom_BD.to(field_BFD.dtype).unsqueeze(1), field_BFD), dim=1)
+            parts.append(bottom_BD)
+        dots_BFF = field_BFD @ field_BFD.transpose(1, 2)
+        parts.append(dots_BFF.flatten(1).index_select(1, self.pairs))
+        result: Tensor = self.top(torch.cat(parts, dim=1))
+        return result

@@ -1,0 +1,44 @@
+"""A plain multilayer perceptron on everything that the tower reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from erase_rec.config.types import Boolean, Integer, Number, TowerParams
+from models.layers import MLP
+from models.towers.tower import Tower
+
+Size = Annotated[Integer, Field(gt=0)]
+
+
+class MLPTower(Tower):
+    """ReLU(W_k ... ReLU(W_1 [dense; embeddings]))."""
+
+    class Config(TowerParams):
+        """Layer sizes; ``out_dim`` is the last."""
+
+        hidden: tuple[Size, ...] = (256, 128)
+        out_dim: Size = 64
+        dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+        batch_norm: Boolean = False
+        """A training batch of one row uses the running statistics."""
+
+    def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
+        super().__init__()
+        self.mlp = MLP(
+            dense_dim + sum(embedding_dims),
+            (*config.hidden, config.out_dim),
+            dropout=config.dropout,
+            batch_norm=config.batch_norm,
+        )
+        self.out_dim = config.out_dim
+
+    def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
+        """[B, N], [B, E] -> [B, out_dim]."""
+        result: Tensor = self.mlp(torch.cat((dense_BN, emb_BE), dim=1))
+        return result

@@ -1,0 +1,38 @@
+"""What a tower is: a module from the features that it reads to a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from erase_rec.config.types import TowerParams
+
+
+class Tower(nn.Module):
+    """Base of the dense sub-architectures.
+
+    A subclass sits in a file of its own with its ``Config``, takes ``(config, dense_dim, embedding_dims)`` and
+    implements ``forward(dense_BN, emb_BE)``. ``emb_BE`` holds the selected features' pooled embeddings side by
+    side; where all dims equal D it can be viewed as [B, F, D]. ``dense_BN`` may have no columns.
+
+    Attributes:
+        out_dim: columns of the output.
+    """
+
+    Config: type[TowerParams] = TowerParams
+    out_dim: int
+
+    def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
+        """[B, N], [B, E] -> [B, out_dim]."""
+        raise NotImplementedError
+
+
+def field_problems(kind: str, embedding_dims: Sequence[int], *, at_least: int = 1) -> list[str]:
+    """Problems of a tower that works on fields: it needs enough of them, all of one dimension."""
+    if len(embedding_dims) < at_least:
+        return [f"{kind} needs at least {at_least} sparse features, found {len(embedding_dims)}"]
+    if len(set(embedding_dims)) > 1:
+        dims = sorted(set(embedding_dims))
+        return [f"{kind} needs one embedding_dim for all its sparse features, found {dims}; choose inputs.sparse"]
+    return []
