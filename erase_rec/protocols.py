@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -129,7 +130,8 @@ class BatchLoader(Protocol):
 class EvalResult:
     """Metrics of one evaluation over all rows; undefined values are nan.
 
-    ``towers`` holds ``{name: {"ne": ..., "auc": ...}}``.
+    ``towers`` holds ``{name: {"ne": ..., "auc": ...}}``; ``extra`` holds further registered metrics; ``scores`` the
+    rows themselves (a ``pyarrow.Table``) where they were asked for.
     """
 
     ne: float
@@ -139,6 +141,8 @@ class EvalResult:
     base_rate: float
     rows: int
     towers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=dict)
+    scores: pa.Table | None = None
 
 
 class Evaluator(Protocol):

@@ -1,39 +1,52 @@
-"""The model: embeddings, towers with their local heads, over-arch."""
+"""The model: embeddings, towers with their local heads, over-arch.
+
+Shapes: B rows, N dense features, E sum of embedding dims, O a tower's ``out_dim``, X any width.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from erase_rec.batch import Batch, Scores
 from erase_rec.config.schema import Config, TowerConfig
+from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings, LocalLoss
+from models.heads import LogitHead
 from models.layers import seeded
-from models.local_losses import at_least_float32
+from models.local_losses import build_local_loss
 from models.over_arch import OverArch
 from models.registry import component
 from models.towers.tower import Tower
 
 
 class ColumnSelection(nn.Module):
-    """Chooses columns of a [B, X] tensor; all of them in order is free of copies, and so is none."""
+    """Chooses columns of a [B, X] tensor: all of them for free, a contiguous range as a view, others as a copy."""
 
     index: Tensor | None
 
     def __init__(self, columns: Sequence[int], available: int) -> None:
+        """Chooses ``columns``, rising, of ``available``."""
         super().__init__()
-        self.dim = len(columns)
-        everything = list(columns) == list(range(available))
-        index = None if everything or not columns else torch.tensor(list(columns))
-        self.register_buffer("index", index, persistent=False)
+        self.available = available
+        self.start = columns[0] if columns else 0
+        self.width = len(columns)
+        contiguous = list(columns) == list(range(self.start, self.start + self.width))
+        self.register_buffer("index", None if contiguous else torch.tensor(columns), persistent=False)
 
     def forward(self, x_BX: Tensor) -> Tensor:
-        """[B, X] -> [B, dim]."""
-        if self.index is not None:
-            return x_BX.index_select(1, self.index)
-        return x_BX if self.dim else x_BX[:, :0]
+        """[B, available] -> [B, width]; no columns chosen: a tensor through which no gradient flows."""
+        assert x_BX.shape[1] == self.available
+        if self.width == self.available:
+            return x_BX
+        if self.width == 0:
+            return x_BX.new_empty((x_BX.shape[0], 0))
+        if self.index is None:
+            return x_BX.narrow(1, self.start, self.width)
+        return x_BX.index_select(1, self.index)
 
 
 class TowerBlock(nn.Module):
@@ -43,13 +56,13 @@ class TowerBlock(nn.Module):
         super().__init__()
         self.dense, self.sparse = dense, sparse
         self.tower = tower
-        self.head = nn.Linear(tower.out_dim, 1)
+        self.head = LogitHead(tower.out_dim)
         self.out_dim = tower.out_dim
 
-    def forward(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, dense_BN: Tensor, pooled_BE: Tensor) -> tuple[Tensor, Tensor]:
         """[B, N], [B, E] -> output [B, out_dim], local logit [B] in float32 at least."""
-        output_BO = self.tower(self.dense(dense), self.sparse(pooled))
-        return output_BO, at_least_float32(self.head(output_BO).squeeze(1))
+        output_BO = self.tower(self.dense(dense_BN).to(pooled_BE.dtype), self.sparse(pooled_BE))
+        return output_BO, self.head(output_BO)
 
 
 class CTRModel(nn.Module):
@@ -61,71 +74,111 @@ class CTRModel(nn.Module):
         """Joins the parts; ``embeddings`` is an ``nn.Module``."""
         super().__init__()
         self.embeddings = embeddings
-        self.towers = nn.ModuleDict(dict(towers))
+        # A list beside the names: an nn.ModuleDict refuses the names of its own methods (`keys`, `type` ...).
+        self._names = tuple(towers)
+        self._blocks = nn.ModuleList(towers.values())
         self.over_arch = over_arch
 
     def tower(self, name: str) -> TowerBlock:
         """The block of that name."""
-        block = self.towers[name]
+        block = self._blocks[self._names.index(name)]
         assert isinstance(block, TowerBlock)
         return block
 
     def tower_names(self) -> Sequence[str]:
         """Names in configuration order."""
-        return list(self.towers)
+        return self._names
 
     def score(self, batch: Batch) -> Scores:
-        """Forward pass without cuts; the caller chooses grad and train mode."""
-        pooled = self.embeddings(batch.sparse)
+        """Forward pass of the whole model on the current stream.
+
+        The caller chooses grad, autocast and train mode. Logits are [B], float32 at least.
+        """
+        pooled_BE = self.embeddings(batch.sparse)
         outputs, logits = [], {}
-        for name in self.tower_names():
-            output, logits[name] = self.tower(name)(batch.dense, pooled)
-            outputs.append(output)
+        for name in self._names:
+            output_BO, logits[name] = self.tower(name)(batch.dense, pooled_BE)
+            outputs.append(output_BO)
         return Scores(self.over_arch(outputs, list(logits.values())), logits)
 
     def dense_state(self) -> dict[str, Tensor]:
-        """State of everything but the tables; shares storage."""
-        return {name: value for name, value in self.state_dict().items() if not name.startswith("embeddings.")}
+        """Parameters and buffers but for the tables, as ``towers.<name>...`` and ``over_arch...``; shares storage."""
+        state: dict[str, Tensor] = {}
+        for name in self._names:
+            state |= self.tower(name).state_dict(prefix=f"towers.{name}.")
+        return state | self.over_arch.state_dict(prefix="over_arch.")
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copies ``state`` into the model; names and shapes must match."""
+        """Copies ``state`` into the model, in place.
+
+        Raises:
+            UserError: names or shapes are not this model's; nothing was copied.
+        """
         own = self.dense_state()
-        assert own.keys() == state.keys()
+        problems = [f"{name} is missing" for name in own if name not in state]
+        problems += [f"{name} is not part of this model" for name in state if name not in own]
+        problems += [
+            f"{name} has shape {tuple(state[name].shape)}, expected {tuple(value.shape)}"
+            for name, value in own.items()
+            if name in state and state[name].shape != value.shape
+        ]
+        if problems:
+            raise UserError(f"the weights belong to another configuration: {'; '.join(problems)}")
         for name, value in own.items():
             value.copy_(state[name])
 
 
-def build_model(config: Config, embeddings: Embeddings, device: torch.device) -> CTRModel:
-    """Builds the model of ``config`` in float32 around ``embeddings``; initial weights depend on names and seed."""
-    towers = {tower.name: _build_tower(config, tower, list(embeddings.feature_dims)) for tower in config.towers}
+def build_model(
+    config: Config, embeddings: Embeddings, device: torch.device, dtype: torch.dtype = torch.float32
+) -> CTRModel:
+    """Builds the towers and the over-arch of ``config`` around ``embeddings``, which is left as it is.
+
+    Initial weights depend on the seed and the tower's name alone: not on the device, nor on the other towers.
+
+    Args:
+        config: resolved configuration.
+        embeddings: an ``nn.Module``, one table a sparse feature of ``config``, already on ``device``.
+        device: where towers and over-arch go.
+        dtype: of their parameters; float64 for exactness tests, with tables of that dtype.
+
+    Raises:
+        ConfigError: a tower does not fit its inputs.
+    """
+    feature_dims = list(embeddings.feature_dims)
+    assert len(feature_dims) == len(config.features.sparse)
+    towers = {tower.name: _build_tower(config, tower, feature_dims) for tower in config.towers}
     with seeded(config.seed, "over_arch"):
         over_arch = OverArch(config.over_arch, [block.out_dim for block in towers.values()])
     for module in (*towers.values(), over_arch):
-        module.to(device)
+        module.to(device=device, dtype=dtype)
     return CTRModel(embeddings, towers, over_arch)
 
 
 def build_local_losses(config: Config) -> dict[str, LocalLoss]:
     """The local loss of each tower that declares one with a weight above 0."""
-    losses: dict[str, LocalLoss] = {}
-    for tower in config.towers:
-        if tower.loss is not None and tower.loss.weight > 0:
-            kind = component("local_loss", tower.loss.kind)
-            losses[tower.name] = kind(kind.Config(**tower.loss.params))
-    return losses
+    return {
+        tower.name: build_local_loss(tower.loss)
+        for tower in config.towers
+        if tower.loss is not None and tower.loss.weight > 0
+    }
 
 
 def _build_tower(config: Config, tower: TowerConfig, feature_dims: Sequence[int]) -> TowerBlock:
+    num_dense = len(config.features.dense)
     dense = _chosen(tower.inputs.dense, [feature.name for feature in config.features.dense])
     sparse = _chosen(tower.inputs.sparse, [feature.name for feature in config.features.sparse])
-    starts = [sum(feature_dims[:index]) for index in range(len(feature_dims))]
-    columns = [column for i in sparse for column in range(starts[i], starts[i] + feature_dims[i])]
+    chosen_dims = [feature_dims[i] for i in sparse]
+    starts = [0, *accumulate(feature_dims)]
+    columns = [column for i in sparse for column in range(starts[i], starts[i + 1])]
+
     kind = component("tower", tower.kind)
+    params = kind.Config(**tower.params)
+    problems = params.problems(len(dense), chosen_dims)
+    if problems:
+        raise ConfigError([f"towers.{tower.name}: {problem}" for problem in problems])
     with seeded(config.seed, f"towers.{tower.name}"):
-        module = kind(kind.Config(**tower.params), len(dense), [feature_dims[i] for i in sparse])
-        return TowerBlock(
-            module, ColumnSelection(dense, len(config.features.dense)), ColumnSelection(columns, sum(feature_dims))
-        )
+        module = kind(params, len(dense), chosen_dims)
+        return TowerBlock(module, ColumnSelection(dense, num_dense), ColumnSelection(columns, starts[-1]))
 
 
 def _chosen(inputs: bool | Sequence[str], names: Sequence[str]) -> list[int]:

@@ -1,4 +1,7 @@
-"""The multilayer perceptron that towers and over-arch are built from, and seeded initialisation."""
+"""What towers and over-arch are built from: multilayer perceptron, precision of logits, seeded initialisation.
+
+Shapes: B rows, N input columns.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,19 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU after each; the last layer has none when ``last_activation`` is false."""
+    """Linear layers ``in_dim -> sizes[0] -> ... -> sizes[-1]``, a ReLU after each; the identity without sizes."""
 
-    def __init__(
-        self,
-        in_dim: int,
-        sizes: Sequence[int],
-        *,
-        dropout: float = 0.0,
-        batch_norm: bool = False,
-        last_activation: bool = True,
-    ) -> None:
-        """Builds ``in_dim -> sizes[0] -> ... -> sizes[-1]``; without sizes it is the identity."""
+    def __init__(self, in_dim: int, sizes: Sequence[int], *, dropout: float = 0.0, batch_norm: bool = False) -> None:
         super().__init__()
         self.out_dim = sizes[-1] if sizes else in_dim
         layers: list[nn.Module] = []
-        for index, size in enumerate(sizes):
+        for size in sizes:
             layers.append(nn.Linear(in_dim, size))
-            if index + 1 < len(sizes) or last_activation:
-                if batch_norm:
-                    layers.append(RowTolerantBatchNorm(size))
-                layers.append(nn.ReLU())
-                if dropout > 0:
-                    layers.append(nn.Dropout(dropout))
+            if batch_norm:
+                layers.append(RowTolerantBatchNorm(size))
+            layers.append(nn.ReLU())
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
             in_dim = size
         self.layers = nn.Sequential(*layers)
 
@@ -46,7 +39,7 @@ class MLP(nn.Module):
 class RowTolerantBatchNorm(nn.BatchNorm1d):
     """Batch normalisation that uses the running statistics for a training batch of one row.
 
-    One row has no variance; torch raises. The running statistics are not updated by such a batch.
+    One row has no variance, and torch raises. The running statistics are not updated by such a batch.
     """
 
     def forward(self, x_BN: Tensor) -> Tensor:
@@ -58,13 +51,19 @@ class RowTolerantBatchNorm(nn.BatchNorm1d):
         return super().forward(x_BN)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precisions become float32; float64 stays."""
+    return x.float() if x.dtype in {torch.bfloat16, torch.float16} else x
+
+
 @contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Random numbers inside depend on (seed, name) alone, and those outside are left as they were.
+    """CPU random numbers inside depend on (seed, name) alone, and those outside are left as they were.
 
     So adding a tower does not change another's initial weights.
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:7], "big"))
+        # Not torch.manual_seed: it would seed the generators of the accelerators too.
+        torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
         yield

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from erase_rec.config.types import Number, Params
+from erase_rec.config.schema import Fraction, LossConfig, NonNegativeNumber
+from erase_rec.config.types import Params
+from erase_rec.protocols import LocalLoss
+from models.layers import at_least_float32
+from models.registry import component
 
 
 class BCELoss:
@@ -28,32 +29,35 @@ class BCELoss:
 
 
 class FocalLoss:
-    """Cross-entropy times (1 - p_t)^gamma, class-weighted by alpha.
+    """Cross-entropy times (1 - p_t)^gamma, with class weights alpha_t; p_t is the label's probability.
 
-    Lin et al., "Focal Loss for Dense Object Detection", arXiv 1708.02002, equation 5.
+    Lin et al., "Focal Loss for Dense Object Detection", arXiv 1708.02002, equations 4 and 5.
     """
 
     class Config(Params):
-        """``alpha`` weighs label 1, ``1 - alpha`` label 0; unset: no class weights."""
+        """``alpha`` weighs label 1 and ``1 - alpha`` label 0; unset: no class weights."""
 
-        gamma: Annotated[Number, Field(ge=0)] = 2.0
-        alpha: Annotated[Number, Field(gt=0, lt=1)] | None = None
+        gamma: NonNegativeNumber = 2.0
+        alpha: Fraction | None = None
 
     def __init__(self, config: Config) -> None:
         self._gamma, self._alpha = config.gamma, config.alpha
 
     def __call__(self, logit_B: Tensor, label_B: Tensor) -> Tensor:
-        """Scalar in the logit's precision, float32 at least."""
+        """Scalar in the logit's precision, float32 at least; finite gradients for every finite logit."""
         logit_B = at_least_float32(logit_B)
         label_B = label_B.to(logit_B.dtype)
         cross_entropy_B = binary_cross_entropy_with_logits(logit_B, label_B, reduction="none")
-        p_t_B = torch.exp(-cross_entropy_B)
-        loss_B = (1 - p_t_B).clamp_min(0) ** self._gamma * cross_entropy_B
+        # log(1 - p_t) as a log-sigmoid: the power itself has an infinite slope at p_t = 1 for gamma below 1.
+        modulation_B = torch.exp(self._gamma * logsigmoid((1 - 2 * label_B) * logit_B))
+        loss_B = modulation_B * cross_entropy_B
         if self._alpha is not None:
             loss_B = loss_B * (self._alpha * label_B + (1 - self._alpha) * (1 - label_B))
         return loss_B.mean()
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Half precisions become float32; float64 stays."""
-    return x.float() if x.dtype in {torch.bfloat16, torch.float16} else x
+def build_local_loss(config: LossConfig) -> LocalLoss:
+    """The loss of ``config.kind``, before its weight; weight and target are the schedule's."""
+    kind = component("local_loss", config.kind)
+    loss: LocalLoss = kind(kind.Config(**config.params))
+    return loss

@@ -16,7 +16,7 @@ TOWERS = {
     "masknet": "models.towers.masknet:MaskNetTower",
     "autoint": "models.towers.autoint:AutoIntTower",
     "fm": "models.towers.fm:FMTower",
-    "deepfm": "models.towers.fm:DeepFMTower",
+    "deepfm": "models.towers.deepfm:DeepFMTower",
     "cin": "models.towers.cin:CINTower",
     "bilinear": "models.towers.bilinear:BilinearTower",
 }

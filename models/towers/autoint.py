@@ -1,21 +1,20 @@
 """AutoInt: multi-head self-attention over fields.
 
 Song et al., "AutoInt", arXiv 1810.11921, equations 5 to 8 (no scaling of the scores).
+
+Shapes: B rows, N dense features, F sparse features, D embedding dim, E = F * D, H heads, K head dim, X any other width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from erase_rec.config.types import Integer, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import TowerParams
 from models.towers.tower import Tower, field_problems
-
-Size = Annotated[Integer, Field(gt=0)]
 
 
 class AutoIntTower(Tower):
@@ -24,10 +23,10 @@ class AutoIntTower(Tower):
     class Config(TowerParams):
         """A layer's output is ``num_heads * head_dim`` a field."""
 
-        num_layers: Size = 1
-        num_heads: Size = 2
-        head_dim: Size = 16
-        out_dim: Size = 64
+        num_layers: PositiveInt = 1
+        num_heads: PositiveInt = 2
+        head_dim: PositiveInt = 16
+        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension."""

@@ -1,6 +1,11 @@
 """Two MLP streams joined by a multi-head bilinear fusion.
 
-Mao et al., "FinalMLP", arXiv 2304.00902, equations 8 to 10 (fusion) and 5 (feature gates, context-free).
+Mao et al., "FinalMLP", arXiv 2304.00902: stream-specific feature selection (gated by learned parameters, the paper's
+context-free case), two MLPs, and the multi-head form of the bilinear fusion
+b + w_1 o_1 + w_2 o_2 + o_1 W_3 o_2. A tower ends in a vector, so each output has weights of its own.
+
+Shapes: B rows, N dense features, E sum of embedding dims, K heads, I and J head dims of the streams, O outputs,
+X any other width.
 """
 
 from __future__ import annotations
@@ -12,26 +17,25 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from erase_rec.config.types import Integer, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import TowerParams
 from models.layers import MLP
 from models.towers.tower import Tower
 
-Size = Annotated[Integer, Field(gt=0)]
-
 
 class BilinearTower(Tower):
-    """o_1 + o_2 + sum over heads of h_1 W_k h_2, as a vector of ``out_dim``.
+    """b + w_1 o_1 + w_2 o_2 + sum over heads k of o_1k W_k o_2k, as a vector of ``out_dim``.
 
-    The streams' inputs are gated by learned vectors (2 sigmoid(g)), so that they see different views.
+    Each stream's input is multiplied by 2 sigmoid(g) with learned g, so that the streams see different views.
     """
 
     class Config(TowerParams):
         """Sizes of both streams; their last size must split into ``num_heads``."""
 
-        hidden1: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 64)
-        hidden2: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 64)
-        num_heads: Size = 2
-        out_dim: Size = 64
+        hidden1: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
+        hidden2: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
+        num_heads: PositiveInt = 2
+        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Heads divide both streams' last size."""

@@ -1,6 +1,8 @@
 """Compressed interaction network of xDeepFM.
 
 Lian et al., "xDeepFM", arXiv 1803.05170, equations 6 to 8 (sum pooling, no activation).
+
+Shapes: B rows, N dense features, F sparse features, D embedding dim, H feature maps, X any other width.
 """
 
 from __future__ import annotations
@@ -12,10 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from erase_rec.config.types import Integer, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import TowerParams
 from models.towers.tower import Tower, field_problems
-
-Size = Annotated[Integer, Field(gt=0)]
 
 
 class CINTower(Tower):
@@ -24,8 +25,8 @@ class CINTower(Tower):
     class Config(TowerParams):
         """``layer_sizes``: feature maps H_k of each layer."""
 
-        layer_sizes: Annotated[tuple[Size, ...], Field(min_length=1)] = (32, 32)
-        out_dim: Size = 64
+        layer_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 32)
+        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension."""

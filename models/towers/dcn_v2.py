@@ -1,32 +1,32 @@
 """Deep & Cross Network v2: explicit feature crosses of bounded degree.
 
-Wang et al., "DCN V2", arXiv 2008.13535, equations 1 (full) and 3 (low rank, without the mixture of experts).
+Wang et al., "DCN V2", arXiv 2008.13535: the cross layer (equation 1) and its low-rank form without the mixture of
+experts, then a linear projection.
+
+Shapes: B rows, N dense features, E sum of embedding dims, X = N + E.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from erase_rec.config.types import Integer, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import TowerParams
 from models.towers.tower import Tower
-
-Size = Annotated[Integer, Field(gt=0)]
 
 
 class DCNv2Tower(Tower):
-    """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, then a linear projection; low rank: W_l = V_l U_l."""
+    """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, then a linear projection; with a rank, W_l = U_l V_l^T."""
 
     class Config(TowerParams):
         """``rank`` unset: full matrices."""
 
-        num_layers: Size = 3
-        rank: Size | None = None
-        out_dim: Size = 64
+        num_layers: PositiveInt = 3
+        rank: PositiveInt | None = None
+        out_dim: PositiveInt = 64
 
     def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
         super().__init__()

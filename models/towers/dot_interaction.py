@@ -2,22 +2,21 @@
 
 Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems",
 arXiv 1906.00091, section 2.1.
+
+Shapes: B rows, N dense features, F vectors, D embedding dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from erase_rec.config.types import Integer, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import TowerParams
 from models.layers import MLP
 from models.towers.tower import Tower, field_problems
-
-Size = Annotated[Integer, Field(gt=0)]
 
 
 class DotInteractionTower(Tower):
@@ -28,9 +27,9 @@ class DotInteractionTower(Tower):
     class Config(TowerParams):
         """Hidden sizes of the bottom MLP (it ends in the embedding dimension) and of the top MLP."""
 
-        bottom_hidden: tuple[Size, ...] = (64,)
-        hidden: tuple[Size, ...] = (128,)
-        out_dim: Size = 64
+        bottom_hidden: tuple[PositiveInt, ...] = (64,)
+        hidden: tuple[PositiveInt, ...] = (128,)
+        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension; at least two vectors to multiply."""

@@ -1,6 +1,9 @@
 """MaskNet: an instance-guided mask multiplies the layer-normalised embeddings.
 
-Wang et al., "MaskNet", arXiv 2102.07619, equations 4 to 6 (serial MaskBlock on feature embedding).
+Wang et al., "MaskNet", arXiv 2102.07619: the instance-guided mask, the layer norm of each feature's embedding,
+and one MaskBlock on the feature embedding. The mask is guided by the dense features too.
+
+Shapes: B rows, N dense features, F sparse features, D embedding dim, E = F * D.
 """
 
 from __future__ import annotations
@@ -12,43 +15,46 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from erase_rec.config.types import Integer, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import TowerParams
 from models.layers import MLP
-from models.towers.tower import Tower
-
-Size = Annotated[Integer, Field(gt=0)]
+from models.towers.tower import Tower, field_problems
 
 
 class MaskNetTower(Tower):
-    """hidden = ReLU(LN(W (LN(e) * mask))), mask = W_2 ReLU(W_1 [dense; e])."""
+    """MLP(ReLU(LN(W (mask * LN_EMB(e))))) with mask = W_2 ReLU(W_1 [dense; e] + b_1) + b_2.
+
+    LN_EMB normalises each field over D, with a scale and a shift of its own.
+    """
 
     class Config(TowerParams):
-        """``mask_hidden``: the aggregation layer; ``hidden``: block outputs before the last projection."""
+        """``mask_hidden``: the mask's aggregation layer; ``hidden``: the block's output, then the MLP's layers."""
 
-        mask_hidden: Size = 128
-        hidden: tuple[Size, ...] = (128,)
-        out_dim: Size = 64
+        mask_hidden: PositiveInt = 128
+        hidden: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128,)
+        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
-            """There must be embeddings to mask."""
-            return [] if embedding_dims else ["masknet needs at least 1 sparse feature, found none"]
+            """Fields of one dimension."""
+            return field_problems("masknet", embedding_dims)
 
     def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
         super().__init__()
-        dim = sum(embedding_dims)
+        self.fields, self.dim = len(embedding_dims), embedding_dims[0]
+        emb_dim, block_dim = sum(embedding_dims), config.hidden[0]
         self.mask = nn.Sequential(
-            nn.Linear(dense_dim + dim, config.mask_hidden), nn.ReLU(), nn.Linear(config.mask_hidden, dim)
+            nn.Linear(dense_dim + emb_dim, config.mask_hidden), nn.ReLU(), nn.Linear(config.mask_hidden, emb_dim)
         )
-        self.norm = nn.LayerNorm(dim)
-        first = config.hidden[0] if config.hidden else config.out_dim
-        self.block = nn.Sequential(nn.Linear(dim, first), nn.LayerNorm(first), nn.ReLU())
-        rest = (*config.hidden[1:], config.out_dim) if config.hidden else ()
-        self.projection = MLP(first, rest)
+        self.norm_scale = nn.Parameter(torch.ones(self.fields, self.dim))
+        self.norm_shift = nn.Parameter(torch.zeros(self.fields, self.dim))
+        self.block = nn.Sequential(nn.Linear(emb_dim, block_dim), nn.LayerNorm(block_dim), nn.ReLU())
+        self.mlp = MLP(block_dim, (*config.hidden[1:], config.out_dim))
         self.out_dim = config.out_dim
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
-        """[B, N], [B, E] -> [B, out_dim]."""
+        """[B, N], [B, F*D] -> [B, out_dim]."""
         mask_BE = self.mask(torch.cat((dense_BN, emb_BE), dim=1))
-        masked_BE = mask_BE * self.norm(emb_BE)
-        result: Tensor = self.projection(self.block(masked_BE))
+        field_BFD = emb_BE.reshape(-1, self.fields, self.dim)
+        norm_BFD = nn.functional.layer_norm(field_BFD, (self.dim,)) * self.norm_scale + self.norm_shift
+        result: Tensor = self.mlp(self.block(mask_BE * norm_BFD.flatten(1)))
         return result

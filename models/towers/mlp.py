@@ -1,4 +1,7 @@
-"""A plain multilayer perceptron on everything that the tower reads."""
+"""A plain multilayer perceptron on everything that the tower reads.
+
+Shapes: B rows, N dense features, E sum of embedding dims.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from erase_rec.config.types import Boolean, Integer, Number, TowerParams
+from erase_rec.config.schema import PositiveInt
+from erase_rec.config.types import Boolean, Number, TowerParams
 from models.layers import MLP
 from models.towers.tower import Tower
-
-Size = Annotated[Integer, Field(gt=0)]
 
 
 class MLPTower(Tower):
@@ -22,8 +24,8 @@ class MLPTower(Tower):
     class Config(TowerParams):
         """Layer sizes; ``out_dim`` is the last."""
 
-        hidden: tuple[Size, ...] = (256, 128)
-        out_dim: Size = 64
+        hidden: tuple[PositiveInt, ...] = (256, 128)
+        out_dim: PositiveInt = 64
         dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
         batch_norm: Boolean = False
         """A training batch of one row uses the running statistics."""

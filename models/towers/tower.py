@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from erase_rec.config.types import TowerParams
 
 
-class Tower(nn.Module):
+class Tower(nn.Module, ABC):
     """Base of the dense sub-architectures.
 
     A subclass sits in a file of its own with its ``Config``, takes ``(config, dense_dim, embedding_dims)`` and
@@ -20,18 +21,19 @@ class Tower(nn.Module):
         out_dim: columns of the output.
     """
 
-    Config: type[TowerParams] = TowerParams
+    Config: type[TowerParams]
     out_dim: int
 
+    @abstractmethod
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, E] -> [B, out_dim]."""
-        raise NotImplementedError
 
 
 def field_problems(kind: str, embedding_dims: Sequence[int], *, at_least: int = 1) -> list[str]:
     """Problems of a tower that works on fields: it needs enough of them, all of one dimension."""
     if len(embedding_dims) < at_least:
-        return [f"{kind} needs at least {at_least} sparse features, found {len(embedding_dims)}"]
+        noun = "feature" if at_least == 1 else "features"
+        return [f"{kind} needs at least {at_least} sparse {noun}, found {len(embedding_dims)}"]
     if len(set(embedding_dims)) > 1:
         dims = sorted(set(embedding_dims))
         return [f"{kind} needs one embedding_dim for all its sparse features, found {dims}; choose inputs.sparse"]

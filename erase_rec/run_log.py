@@ -1,0 +1,156 @@
+"""The run log: TensorBoard events and ``metrics.jsonl`` of one run.
+
+:class:`RunLog` is the null logger and the base class; ranks other than 0 use it. Both files survive a kill: what
+:meth:`FileRunLog.scalars` got of earlier steps is with the operating system when it returns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.text.summary import pb as text_summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from erase_rec.protocols import EvalResult
+
+EVENT_PREFIX = "events.out.tfevents."
+METRICS_FILE = "metrics.jsonl"
+
+
+class RunLog:
+    """Takes everything and writes nothing."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Logs values by tag at ``step`` (updates done so far), which never decreases."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Logs a text (Markdown) once for the run."""
+
+    def flush(self) -> None:
+        """Brings everything logged so far to the disk."""
+
+    def close(self) -> None:
+        """Flushes and closes; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class FileRunLog(RunLog):
+    """Writes ``events.out.tfevents.*`` and ``metrics.jsonl`` (one object a step: ``step`` and the tags).
+
+    nan and infinity are themselves in the events and null in the JSON. Used as a context manager it is closed
+    after an error and after Ctrl-C too.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        """Opens the log in ``folder``.
+
+        Args:
+            folder: the run folder; made if absent.
+            purge_step: on resume, the first step that will be logged again: what an earlier process logged from
+                this step on is dropped, from the JSON by an atomic rewrite, from the events by TensorBoard, which
+                is told so, when it reads them.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        metrics = folder / METRICS_FILE
+        if purge_step is not None and metrics.exists():
+            _drop_rows(metrics, purge_step)
+        self._metrics = metrics.open("a", encoding="utf-8")
+        self._row: dict[str, float | None] = {}
+        self._step = -1
+        self._events = _next_event_file(folder)
+        self._records = RecordWriter(self._events)
+        self._write(Event(file_version="brain.Event:2"))
+        if purge_step is not None:
+            self._write(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+        self._events.flush()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """See :meth:`RunLog.scalars`. Calls of one step share a row of the JSON, which the next step or flush ends."""
+        assert step >= self._step, f"step {step} is logged after step {self._step}"
+        if step > self._step:
+            self._end_row()
+        self._step = step
+        self._row |= {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(Event(step=step, summary=summary))
+        self._events.flush()
+
+    def text(self, tag: str, text: str) -> None:
+        """See :meth:`RunLog.text`; to the events only."""
+        self._write(Event(summary=text_summary(tag, text)))
+
+    def flush(self) -> None:
+        """See :meth:`RunLog.flush`."""
+        self._end_row()
+        for file in (self._events, self._metrics):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """See :meth:`RunLog.close`."""
+        if not self._events.closed:
+            self.flush()
+            self._events.close()
+            self._metrics.close()
+
+    def _end_row(self) -> None:
+        if self._row:
+            self._metrics.write(json.dumps({"step": self._step, **self._row}, allow_nan=False) + "\n")
+            self._metrics.flush()
+            self._row = {}
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+
+
+def eval_scalars(result: EvalResult) -> dict[str, float]:
+    """Tags of one evaluation: ``eval/<metric>`` and ``eval/tower/<name>/<metric>``."""
+    values = {f"eval/{name}": getattr(result, name) for name in ("ne", "auc", "logloss", "calibration", "base_rate")}
+    values |= {f"eval/{name}": value for name, value in result.extra.items()}
+    for tower, metrics in result.towers.items():
+        values |= {f"eval/tower/{tower}/{name}": value for name, value in metrics.items()}
+    return values
+
+
+def _drop_rows(metrics: Path, purge_step: int) -> None:
+    """Rewrites ``metrics`` without the rows from ``purge_step`` on, and without a line that a kill cut short."""
+    kept = []
+    for line in metrics.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["step"] >= purge_step:
+            break  # steps rise: nothing after this line is older
+        kept.append(line)
+    partial = metrics.with_name(metrics.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(metrics)
+
+
+def _next_event_file(folder: Path) -> BinaryIO:
+    """A new event file whose name sorts after those in ``folder``: TensorBoard reads them in that order.
+
+    The name starts with the time in seconds; a process that resumes within the same second counts on.
+    """
+    earlier = (path.name.removeprefix(EVENT_PREFIX).split(".")[0] for path in folder.glob(f"{EVENT_PREFIX}*"))
+    newest = max((int(second) for second in earlier if second.isdigit()), default=0)
+    second = max(int(time.time()), newest + 1)
+    return (folder / f"{EVENT_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}").open("xb")

@@ -1,0 +1,197 @@
+"""Step times and what follows from them: rows a second (QPS) by percentile, and the share spent waiting for data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+PERCENTILES = (10, 50, 90)
+
+
+class Clock(Protocol):
+    """Marks points of the program and tells the time between two of them."""
+
+    def mark(self) -> Any:
+        """A point in time, taken without waiting."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Time between two marks; may wait until the device reached ``end``."""
+        ...
+
+
+class HostClock:
+    """The host's clock: right where the host runs the work itself."""
+
+    def mark(self) -> float:
+        """Monotonic seconds."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Their difference."""
+        return end - start
+
+
+class DeviceClock:
+    """CUDA events on the stream that is current at the mark, which is to be the main stream at a step's end."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event recorded now; the host does not wait for it."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Device time between the events. Synchronises the host with ``end``."""
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Speed over measured steps; nan where none was measured.
+
+    Attributes:
+        qps_p10: 10th percentile over steps of the step's global rows over its time (the slow end), rows a second.
+        qps_p50: median.
+        qps_p90: 90th percentile (the fast end).
+        qps_mean: all rows over all time of these steps: the primary figure.
+        steps: measured steps.
+        step_ms: mean step time.
+        data_wait_ms: mean host time that a step waited for its batch.
+    """
+
+    qps_p10: float
+    qps_p50: float
+    qps_p90: float
+    qps_mean: float
+    steps: int
+    step_ms: float
+    data_wait_ms: float
+
+    @property
+    def data_wait_share(self) -> float:
+        """Waiting time over step time."""
+        return self.data_wait_ms / self.step_ms
+
+    def scalars(self) -> dict[str, float]:
+        """Run log tags; empty when no step was measured."""
+        if not self.steps:
+            return {}
+        return {
+            "throughput/qps_p10": self.qps_p10,
+            "throughput/qps_p50": self.qps_p50,
+            "throughput/qps_p90": self.qps_p90,
+            "throughput/qps_mean": self.qps_mean,
+            "time/step_ms": self.step_ms,
+            "time/data_wait_ms": self.data_wait_ms,
+            "time/data_wait_share": self.data_wait_share,
+        }
+
+
+@dataclass(frozen=True)
+class _Step:
+    start: Any
+    end: Any
+    rows: int
+    wait_s: float
+
+
+class StepTimer:
+    """Times consecutive steps, each from the end of the one before it to its own end.
+
+    Nothing waits for the device until :meth:`window` or :meth:`total` asks for numbers. Before the first step and
+    after a :meth:`pause` (evaluation, checkpoint) call :meth:`resume`.
+    """
+
+    def __init__(self, clock: Clock, warmup_steps: int = 0) -> None:
+        """Starts paused.
+
+        Args:
+            clock: see :func:`clock_for`.
+            warmup_steps: first steps of this process that no number includes.
+        """
+        self._clock = clock
+        self._warmup_steps = warmup_steps
+        self._seen_steps = 0
+        self._last_end: Any = None
+        self._wait_s = 0.0
+        self._pending: deque[_Step] = deque()
+        self._measured: list[tuple[int, float, float]] = []  # rows, step seconds, seconds of it waiting for data
+        self._window_start = 0
+
+    def resume(self) -> None:
+        """The next step starts now."""
+        self._last_end = self._clock.mark()
+        self._wait_s = 0.0
+
+    def pause(self) -> None:
+        """What follows belongs to no step, until :meth:`resume`."""
+        self._last_end = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Host time inside counts as waiting for data."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._wait_s += time.perf_counter() - start
+
+    def step(self, rows: int) -> None:
+        """Ends a step; call it on the main stream after the step's last launch.
+
+        Args:
+            rows: rows of this step over all ranks; a short last batch counts what it holds.
+        """
+        assert self._last_end is not None, "resume() comes before a step"
+        end = self._clock.mark()
+        self._seen_steps += 1
+        if self._seen_steps > self._warmup_steps:
+            self._pending.append(_Step(self._last_end, end, rows, self._wait_s))
+        self._last_end, self._wait_s = end, 0.0
+
+    def window(self) -> Throughput:
+        """Speed of the steps measured since the last call. Synchronises the host on CUDA."""
+        self._resolve()
+        start, self._window_start = self._window_start, len(self._measured)
+        return _throughput(self._measured[start:])
+
+    def total(self) -> Throughput:
+        """Speed of all steps measured. Synchronises the host on CUDA."""
+        self._resolve()
+        return _throughput(self._measured)
+
+    def _resolve(self) -> None:
+        while self._pending:
+            step = self._pending.popleft()
+            self._measured.append((step.rows, self._clock.seconds(step.start, step.end), step.wait_s))
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock that tells when work on ``device`` is done."""
+    return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+def _throughput(measured: list[tuple[int, float, float]]) -> Throughput:
+    if not measured:
+        return Throughput(*(math.nan,) * 4, steps=0, step_ms=math.nan, data_wait_ms=math.nan)
+    rows, seconds, wait_s = np.array(measured).T
+    p10, p50, p90 = np.percentile(rows / seconds, PERCENTILES).tolist()
+    return Throughput(
+        qps_p10=p10,
+        qps_p50=p50,
+        qps_p90=p90,
+        qps_mean=float(rows.sum() / seconds.sum()),
+        steps=len(measured),
+        step_ms=float(seconds.mean() * 1e3),
+        data_wait_ms=float(wait_s.mean() * 1e3),
+    )

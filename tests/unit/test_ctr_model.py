@@ -1,0 +1,262 @@
+"""The model: input selection, seeding, state, and the registry behind it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from erase_rec.batch import Batch, SparseBatch
+from erase_rec.config.schema import Config
+from erase_rec.errors import ConfigError, UserError
+from models.ctr_model import ColumnSelection, CTRModel, build_local_losses, build_model
+from models.local_losses import FocalLoss
+from models.registry import LOCAL_LOSSES, TOWERS, ModelCatalog
+
+CPU = torch.device("cpu")
+DENSE = ("n0", "n1", "n2")
+SPARSE = ("a", "b", "c")
+TOWER_LIST: list[dict[str, Any]] = [
+    {"name": "deep", "kind": "mlp", "params": {"hidden": [8], "out_dim": 4}},
+    {"name": "cross", "kind": "dcn_v2", "params": {"num_layers": 1, "out_dim": 5}},
+    {"name": "dots", "kind": "dot_interaction", "params": {"bottom_hidden": [4], "hidden": [4], "out_dim": 3}},
+]
+
+
+class OneHotEmbeddings(nn.Module):
+    """One table a feature, read by single-valued bags: enough of the protocol for a forward pass."""
+
+    def __init__(self, feature_dims: Sequence[int]) -> None:
+        super().__init__()
+        self.feature_dims = list(feature_dims)
+        generator = torch.Generator().manual_seed(0)
+        self.weights = nn.ParameterList(torch.randn(10, dim, generator=generator) for dim in feature_dims)
+
+    def forward(self, sparse: SparseBatch) -> Tensor:
+        ids = sparse.values.reshape(sparse.num_features, -1)
+        return torch.cat([weight[row] for weight, row in zip(self.weights, ids, strict=True)], dim=1)
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
+        pooled.backward(gradient)
+
+    def set_lr(self, lr: float) -> None:
+        raise AssertionError
+
+    def tables(self) -> Mapping[str, Tensor]:
+        return dict(zip(SPARSE, self.weights, strict=True))
+
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+        return {}
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        raise AssertionError
+
+
+def make_config(towers: list[dict[str, Any]], seed: int = 1, **over_arch: Any) -> Config:
+    return Config.model_validate(
+        {
+            "seed": seed,
+            "data": {"kind": "synthetic"},
+            "features": {
+                "dense": [{"name": name} for name in DENSE],
+                "sparse": [{"name": name, "num_embeddings": 8} for name in SPARSE],
+            },
+            "towers": towers,
+            "over_arch": {"hidden": [6], **over_arch},
+            "train": {"steps": 1},
+        }
+    )
+
+
+def make_model(towers: list[dict[str, Any]], dims: Sequence[int] = (4, 4, 4), **config: Any) -> CTRModel:
+    return build_model(make_config(towers, **config), OneHotEmbeddings(dims), CPU)
+
+
+def make_batch(size: int) -> Batch:
+    generator = torch.Generator().manual_seed(size)
+    ids = torch.randint(0, 10, (len(SPARSE) * size,), generator=generator)
+    sparse = SparseBatch(ids, torch.ones_like(ids, dtype=torch.int32), None, len(SPARSE), single_valued=True)
+    label = (torch.rand(size, generator=generator) < 0.5).float()
+    return Batch(torch.randn(size, len(DENSE), generator=generator), sparse, label, torch.arange(size))
+
+
+def test_selecting_everything_is_the_tensor_itself() -> None:
+    x = torch.randn(2, 6)
+    assert ColumnSelection(range(6), 6)(x) is x
+
+
+def test_selecting_a_contiguous_range_is_a_view() -> None:
+    x = torch.randn(2, 6)
+    chosen = ColumnSelection((2, 3, 4), 6)(x)
+    assert torch.equal(chosen, x[:, 2:5])
+    assert chosen.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_selecting_scattered_columns_keeps_their_order() -> None:
+    x = torch.randn(2, 6)
+    assert torch.equal(ColumnSelection((0, 3, 5), 6)(x), x[:, [0, 3, 5]])
+
+
+def test_selecting_nothing_lets_no_gradient_through() -> None:
+    chosen = ColumnSelection((), 6)(torch.randn(2, 6, requires_grad=True))
+    assert chosen.shape == (2, 0)
+    assert not chosen.requires_grad
+
+
+def test_towers_read_the_named_features_in_feature_order() -> None:
+    inputs = {"dense": ["n2", "n0"], "sparse": ["c", "a"]}
+    tower = {"name": "some", "kind": "mlp", "inputs": inputs, "params": {"hidden": [8], "out_dim": 4}}
+    block = make_model([tower], dims=(2, 3, 5)).tower("some")
+    dense, pooled = torch.randn(3, 3), torch.randn(3, 10)
+    chosen_pooled = torch.cat((pooled[:, 0:2], pooled[:, 5:10]), dim=1)
+    output, logit = block(dense, pooled)
+    assert torch.equal(output, block.tower(dense[:, [0, 2]], chosen_pooled))
+    torch.testing.assert_close(logit, (output @ block.head.linear.weight[0]) + block.head.linear.bias)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reads_dense", "reads_sparse"),
+    [({"sparse": False}, True, False), ({"dense": False}, False, True), ({}, True, True)],
+)
+def test_only_what_a_tower_reads_gets_a_gradient(
+    inputs: dict[str, bool], reads_dense: bool, reads_sparse: bool
+) -> None:
+    block = make_model([{"name": "t", "kind": "mlp", "inputs": inputs, "params": {"out_dim": 4}}]).tower("t")
+    leaves = torch.randn(3, 3, requires_grad=True), torch.randn(3, 12, requires_grad=True)
+    _, logit = block(*leaves)
+    gradients = torch.autograd.grad(logit.sum(), leaves, allow_unused=True)
+    assert [gradient is not None for gradient in gradients] == [reads_dense, reads_sparse]
+
+
+@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+def test_score_joins_all_towers(size: int, logits: str) -> None:
+    model, batch = make_model(TOWER_LIST, logits=logits), make_batch(size)
+    scores = model.score(batch)
+    pooled = model.embeddings(batch.sparse)
+    parts = [model.tower(name)(batch.dense, pooled) for name in ("deep", "cross", "dots")]
+    assert list(scores.tower_logits) == list(model.tower_names()) == ["deep", "cross", "dots"]
+    for name, (_, logit) in zip(scores.tower_logits, parts, strict=True):
+        assert torch.equal(scores.tower_logits[name], logit)
+        assert logit.shape == (size,)
+    joined = model.over_arch([output for output, _ in parts], [logit for _, logit in parts])
+    assert torch.equal(scores.logit, joined)
+    assert scores.logit.shape == (size,)
+
+
+def test_logits_are_float32_under_bf16_autocast_and_outputs_are_not() -> None:
+    model, batch = make_model(TOWER_LIST), make_batch(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, logit = model.tower("deep")(batch.dense, model.embeddings(batch.sparse))
+        scores = model.score(batch)
+    assert (output.dtype, logit.dtype, scores.logit.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+
+
+def test_float64_model_takes_the_loaders_float32_batch() -> None:
+    embeddings = OneHotEmbeddings((4, 4, 4)).double()
+    model = build_model(make_config(TOWER_LIST), embeddings, CPU, dtype=torch.float64)
+    scores = model.score(make_batch(4))
+    assert scores.logit.dtype == torch.float64
+    reference = make_model(TOWER_LIST).score(make_batch(4))
+    torch.testing.assert_close(scores.logit.float(), reference.logit, rtol=1e-4, atol=1e-5)
+
+
+def test_adding_a_tower_leaves_the_others_weights_as_they_were() -> None:
+    few, many = make_model(TOWER_LIST[:1]).dense_state(), make_model(TOWER_LIST[::-1]).dense_state()
+    shared = [name for name in few if name.startswith("towers.")]
+    assert shared
+    assert all(torch.equal(few[name], many[name]) for name in shared)
+
+
+def test_weights_depend_on_seed_and_name_and_not_on_the_global_generator() -> None:
+    weight = "towers.deep.head.linear.weight"
+    torch.manual_seed(1)
+    first = make_model(TOWER_LIST).dense_state()[weight]
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    again = make_model(TOWER_LIST).dense_state()[weight]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, make_model(TOWER_LIST, seed=2).dense_state()[weight])
+    renamed = make_model([{**TOWER_LIST[0], "name": "other"}]).dense_state()
+    assert not torch.equal(first, renamed["towers.other.head.linear.weight"])
+
+
+def test_dense_state_moves_a_model_to_the_same_scores_and_holds_no_table() -> None:
+    source, target = make_model(TOWER_LIST, seed=1), make_model(TOWER_LIST, seed=2)
+    state = {name: value.clone() for name, value in source.dense_state().items()}
+    assert {name.split(".")[0] for name in state} == {"towers", "over_arch"}
+    assert {name.split(".")[1] for name in state if name.startswith("towers.")} == {"deep", "cross", "dots"}
+    batch = make_batch(6)
+    assert not torch.equal(source.score(batch).logit, target.score(batch).logit)
+    target.load_dense_state(state)
+    assert torch.equal(source.score(batch).logit, target.score(batch).logit)
+
+
+def test_dense_state_covers_every_parameter_and_running_statistic() -> None:
+    tower = {"name": "t", "kind": "mlp", "params": {"hidden": [4], "out_dim": 4, "batch_norm": True}}
+    model = make_model([tower])
+    shared = {value.data_ptr() for value in model.dense_state().values()}
+    for block in (model.tower("t"), model.over_arch):
+        assert {value.data_ptr() for value in block.parameters()} <= shared
+    assert "towers.t.tower.mlp.layers.1.running_mean" in model.dense_state()
+
+
+def test_a_state_of_another_model_is_refused_whole_and_by_name() -> None:
+    model = make_model(TOWER_LIST)
+    before = {name: value.clone() for name, value in model.dense_state().items()}
+    state = {name: torch.zeros_like(value) for name, value in before.items()}
+    del state["towers.deep.head.linear.bias"]
+    state["towers.lost.head.linear.bias"] = torch.zeros(1)
+    state["towers.cross.head.linear.weight"] = torch.zeros(1, 1)
+    with pytest.raises(UserError) as error:
+        model.load_dense_state(state)
+    message = str(error.value)
+    assert "towers.deep.head.linear.bias is missing" in message
+    assert "towers.lost.head.linear.bias is not part" in message
+    assert "towers.cross.head.linear.weight has shape (1, 1), expected (1, 5)" in message
+    assert all(torch.equal(value, before[name]) for name, value in model.dense_state().items())
+
+
+@pytest.mark.parametrize("name", ["keys", "type", "forward", "training", "name", "pop", "tower"])
+def test_a_tower_may_have_the_name_of_a_module_attribute(name: str) -> None:
+    model = make_model([{**TOWER_LIST[0], "name": name}])
+    assert list(model.score(make_batch(2)).tower_logits) == [name]
+    assert f"towers.{name}.head.linear.weight" in model.dense_state()
+
+
+def test_a_tower_that_does_not_fit_its_inputs_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"towers\.dots: dot_interaction needs one embedding_dim"):
+        make_model(TOWER_LIST, dims=(4, 8, 4))
+
+
+def test_local_losses_are_those_declared_with_a_weight() -> None:
+    losses: list[dict[str, Any] | None] = [{"kind": "focal", "params": {"gamma": 1}}, {"weight": 0}, None]
+    towers = [{**tower, "loss": loss} for tower, loss in zip(TOWER_LIST, losses, strict=True)]
+    built = build_local_losses(make_config(towers))
+    assert list(built) == ["deep"]
+    assert isinstance(built["deep"], FocalLoss)
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"), [*(("tower", kind) for kind in TOWERS), *(("local_loss", kind) for kind in LOCAL_LOSSES)]
+)
+def test_the_catalog_finds_each_kinds_parameters(group: Any, kind: str) -> None:
+    catalog = ModelCatalog()
+    assert kind in catalog.kinds(group)
+    assert list(catalog.kinds(group)) == sorted(catalog.kinds(group))
+    assert catalog.params_model(group, kind)().model_dump() is not None
+
+
+def test_listing_kinds_imports_no_torch(checkout: Path) -> None:
+    code = (
+        "import sys; from models.registry import ModelCatalog; "
+        "assert 'mlp' in ModelCatalog().kinds('tower'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=checkout, check=True, timeout=60)

@@ -1,0 +1,69 @@
+"""The over-arch: what it reads and what reaches its logit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from erase_rec.config.schema import OverArchConfig
+from models.over_arch import OverArch
+
+DIMS = (3, 5)
+
+
+def make(**params: object) -> OverArch:
+    torch.manual_seed(4)
+    return OverArch(OverArchConfig(**{"hidden": (6, 4), **params}), DIMS)
+
+
+def inputs(batch: int = 4, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(batch)
+    outputs = [torch.randn(batch, dim, generator=generator, dtype=dtype) for dim in DIMS]
+    return outputs, [torch.randn(batch, generator=generator, dtype=dtype) for _ in DIMS]
+
+
+@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("hidden", [(), (6, 4)])
+def test_logit_is_a_vector_of_rows(logits: str, batch: int, hidden: tuple[int, ...]) -> None:
+    assert make(logits=logits, hidden=hidden)(*inputs(batch)).shape == (batch,)
+
+
+def test_without_logits_they_do_not_matter() -> None:
+    over_arch, (outputs, logits) = make(), inputs()
+    assert torch.equal(over_arch(outputs, logits), over_arch(outputs, [2 * logit for logit in logits]))
+
+
+def test_logits_as_inputs_follow_the_outputs() -> None:
+    over_arch, (outputs, logits) = make(logits="inputs").double(), inputs(dtype=torch.float64)
+    x = torch.cat([*outputs, *(logit[:, None] for logit in logits)], dim=1)
+    for index in (0, 2):
+        layer = over_arch.mlp.layers[index]
+        x = (x @ layer.weight.T + layer.bias).relu()
+    expected = (x @ over_arch.head.linear.weight.T + over_arch.head.linear.bias)[:, 0]
+    torch.testing.assert_close(over_arch(outputs, logits), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_additive_logits_are_summed_onto_the_logit() -> None:
+    outputs, logits = inputs(dtype=torch.float64)
+    plain, additive = make().double(), make(logits="additive").double()
+    expected = plain(outputs, logits) + logits[0] + logits[1]
+    torch.testing.assert_close(additive(outputs, logits), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+def test_logit_is_float32_under_bf16_autocast(logits: str) -> None:
+    over_arch, (outputs, tower_logits) = make(logits=logits), inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = over_arch([output.bfloat16() for output in outputs], tower_logits)
+    assert found.dtype == torch.float32
+    # bf16 keeps 8 bits.
+    torch.testing.assert_close(found, over_arch(outputs, tower_logits), rtol=0.05, atol=0.05)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    over_arch, batch = make(dropout=0.5, hidden=(64,)), inputs(32)
+    torch.manual_seed(1)
+    assert not torch.equal(over_arch.train()(*batch), over_arch.eval()(*batch))
+    assert torch.equal(over_arch(*batch), over_arch(*batch))
