@@ -16,7 +16,7 @@ SMALL: dict[str, dict[str, object]] = {
     "mlp": {"hidden": (8,), "out_dim": 6},
     "dot_interaction": {"bottom_hidden": (8,), "hidden": (8,), "out_dim": 6},
     "dcn_v2": {"num_layers": 2, "rank": 3, "out_dim": 6},
-    "masknet": {"mask_hidden": 8, "hidden": (7, 5), "out_dim": 6},
+    "masknet": {"mask_hidden": 8, "hidden": (16, 12), "out_dim": 6},
     "autoint": {"num_layers": 2, "num_heads": 2, "head_dim": 3, "out_dim": 6},
     "fm": {"out_dim": 6},
     "deepfm": {"hidden": (8,), "out_dim": 6},
