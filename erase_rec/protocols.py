@@ -24,8 +24,10 @@ class Embeddings(Protocol):
     by at most one ``backward_and_update``.
     """
 
-    feature_dims: Sequence[int]
-    """Embedding dimension of each sparse feature, in feature order."""
+    @property
+    def feature_dims(self) -> Sequence[int]:
+        """Embedding dimension of each sparse feature, in feature order."""
+        ...
 
     def __call__(self, sparse: SparseBatch) -> Tensor:
         """Pooled embeddings, float32 [B, sum of dims], feature by feature; empty bags are zero."""

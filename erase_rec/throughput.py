@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ class StepTimer:
         self._seen_steps = 0
         self._last_end: Any = None
         self._wait_s = 0.0
-        self._pending: deque[_Step] = deque()
+        self._pending: list[_Step] = []
         self._measured: list[tuple[int, float, float]] = []  # rows, step seconds, seconds of it waiting for data
         self._window_start = 0
 
@@ -171,9 +170,9 @@ class StepTimer:
         return _throughput(self._measured)
 
     def _resolve(self) -> None:
-        while self._pending:
-            step = self._pending.popleft()
+        for step in self._pending:
             self._measured.append((step.rows, self._clock.seconds(step.start, step.end), step.wait_s))
+        self._pending.clear()
 
 
 def clock_for(device: torch.device) -> Clock:
