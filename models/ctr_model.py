@@ -15,6 +15,7 @@ from erase_rec.batch import Batch, Scores
 from erase_rec.config.schema import Config, TowerConfig
 from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings, LocalLoss
+from erase_rec.protocols import OverArch as OverArchProtocol
 from models.heads import LogitHead
 from models.layers import seeded
 from models.local_losses import build_local_loss
@@ -69,6 +70,7 @@ class CTRModel(nn.Module):
     """Implements :class:`erase_rec.protocols.CTRModel`."""
 
     embeddings: Embeddings
+    over_arch: OverArchProtocol
 
     def __init__(self, embeddings: Embeddings, towers: Mapping[str, TowerBlock], over_arch: OverArch) -> None:
         """Joins the parts; ``embeddings`` is an ``nn.Module``."""
@@ -106,7 +108,7 @@ class CTRModel(nn.Module):
         state: dict[str, Tensor] = {}
         for name in self._names:
             state |= self.tower(name).state_dict(prefix=f"towers.{name}.")
-        return state | self.over_arch.state_dict(prefix="over_arch.")
+        return state | self.get_submodule("over_arch").state_dict(prefix="over_arch.")
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
         """Copies ``state`` into the model, in place.
