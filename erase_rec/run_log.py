@@ -17,8 +17,10 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.text.summary import pb as text_summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from erase_rec.protocols import EvalResult
@@ -94,7 +96,9 @@ class FileRunLog(RunLog):
 
     def text(self, tag: str, text: str) -> None:
         """See :meth:`RunLog.text`; to the events only."""
-        self._write(Event(summary=text_summary(tag, text)))
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[text.encode()])
+        self._write(Event(summary=Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])))
 
     def flush(self) -> None:
         """See :meth:`RunLog.flush`."""

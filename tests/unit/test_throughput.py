@@ -1,0 +1,124 @@
+"""Step times: what counts as a step, and which clock reading belongs to it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from erase_rec.throughput import HostClock, StepTimer, clock_for
+
+
+class ManualClock:
+    """Time moves when the test says so; reading a duration is counted."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.readings = 0
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, start: float, end: float) -> float:
+        self.readings += 1
+        return end - start
+
+
+def run(timer: StepTimer, clock: ManualClock, durations: list[float], rows: int = 100) -> None:
+    for duration in durations:
+        clock.now += duration
+        timer.step(rows)
+
+
+def test_percentiles_are_over_steps_and_the_mean_over_time() -> None:
+    clock = ManualClock()
+    timer = StepTimer(clock)
+    timer.resume()
+    durations = [0.5, 0.25, 1.0, 0.125]
+    run(timer, clock, durations)
+    total = timer.total()
+    qps = 100 / np.array(durations)
+    expected = np.percentile(qps, [10, 50, 90])
+    assert [total.qps_p10, total.qps_p50, total.qps_p90] == pytest.approx(expected.tolist())
+    assert total.qps_mean == pytest.approx(400 / 1.875)
+    assert total.steps == 4
+
+
+def test_warm_up_and_pauses_are_left_out_and_a_short_batch_counts_its_own_rows() -> None:
+    clock = ManualClock()
+    timer = StepTimer(clock, warmup_steps=2)
+    timer.resume()
+    run(timer, clock, [50.0, 50.0, 1.0])
+    timer.pause()
+    clock.now += 1000.0
+    timer.resume()
+    run(timer, clock, [1.0])
+    run(timer, clock, [1.0], rows=10)
+    total = timer.total()
+    assert total.steps == 3
+    assert total.qps_mean == pytest.approx(70.0)
+    assert total.qps_p90 == pytest.approx(100.0)
+    assert total.qps_p10 < 100.0
+
+
+def test_a_window_holds_the_steps_since_the_last_one() -> None:
+    clock = ManualClock()
+    timer = StepTimer(clock)
+    timer.resume()
+    run(timer, clock, [1.0, 1.0])
+    assert timer.window().qps_mean == pytest.approx(100.0)
+    run(timer, clock, [0.5])
+    assert timer.window().qps_mean == pytest.approx(200.0)
+    assert timer.window().scalars() == {}
+    assert timer.total().steps == 3
+
+
+def test_no_duration_is_read_before_numbers_are_asked_for() -> None:
+    clock = ManualClock()
+    timer = StepTimer(clock)
+    timer.resume()
+    run(timer, clock, [1.0] * 5)
+    assert clock.readings == 0
+    timer.window()
+    timer.total()
+    assert clock.readings == 5
+
+
+def test_waiting_for_data_belongs_to_the_step_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    timer = StepTimer(clock, warmup_steps=1)
+    timer.resume()
+    for wait in (5.0, 0.25, 0.75):
+        with timer.waiting():
+            clock.now += wait
+        clock.now += 1.0
+        timer.step(100)
+    total = timer.total()
+    assert total.data_wait_ms == pytest.approx(500.0)
+    assert total.step_ms == pytest.approx(1500.0)
+    assert total.scalars()["time/data_wait_share"] == pytest.approx(1 / 3)
+
+
+def test_nothing_measured_is_nan_and_logs_nothing() -> None:
+    timer = StepTimer(ManualClock(), warmup_steps=10)
+    timer.resume()
+    timer.step(1)
+    assert math.isnan(timer.total().qps_mean)
+    assert timer.total().scalars() == {}
+
+
+def test_a_step_after_a_pause_needs_a_start() -> None:
+    timer = StepTimer(ManualClock())
+    with pytest.raises(AssertionError, match="resume"):
+        timer.step(1)
+
+
+def test_the_cpu_is_timed_by_the_host() -> None:
+    clock = clock_for(torch.device("cpu"))
+    assert isinstance(clock, HostClock)
+    start = clock.mark()
+    assert clock.seconds(start, clock.mark()) >= 0.0
