@@ -50,7 +50,7 @@ class _Group(nn.Module):
 
     def split(self, joined: Tensor) -> list[Tensor]:
         """Each table's rows of a tensor over all rows; views."""
-        return list(joined.split([table.rows for table in self.tables]))
+        return list(torch.split(joined, [table.rows for table in self.tables]))
 
     def pool(self, values: Tensor, lengths: Tensor, weights: Tensor | None, bag_size: int) -> tuple[Tensor, _Lookup]:
         """[F, B, D] from this group's ids, feature-major, and what the update needs."""
@@ -68,6 +68,8 @@ class _Group(nn.Module):
 
 class TorchEmbeddings(nn.Module):
     """Implements :class:`erase_rec.protocols.Embeddings`."""
+
+    iteration: Tensor
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class TorchEmbeddings(nn.Module):
     def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
         """See :class:`erase_rec.protocols.Embeddings`."""
         self.iteration += 1
-        parts = gradient.split(self.feature_dims, dim=1)
+        parts = torch.split(gradient, self.feature_dims, dim=1)
         for members, group, lookup in zip(self._members, self.groups, self._lookups, strict=True):
             assert isinstance(group, _Group)
             gradient_FBD = torch.stack([parts[i] for i in members]).to(group.weight.dtype)
@@ -134,7 +136,8 @@ class TorchEmbeddings(nn.Module):
 
     def _update(self, group: _Group, rows: Tensor, gradient: Tensor) -> None:
         """One optimizer step of the touched rows: FBGEMM's exact (rowwise) Adagrad, Adam and SGD."""
-        config, state = self._config, dict(group.named_buffers())
+        config = self._config
+        state = {f"state_{name}": group.get_buffer(f"state_{name}") for name in STATE_NAMES[config.kind]}
         if config.kind == "rowwise_adagrad":
             total = state["state_sum"].index_add_(0, rows, gradient.square().mean(dim=1))[rows]
             gradient = gradient / (total.sqrt() + config.eps).unsqueeze(1)
@@ -189,6 +192,6 @@ def _select(
         return sparse.values, sparse.lengths.long(), weights
     lengths_FB = sparse.lengths.reshape(sparse.num_features, bag_size).long()
     sizes = lengths_FB.sum(dim=1).tolist()  # host synchronisation; only with several embedding dims
-    ids = sparse.values.split(sizes)
-    chosen = None if weights is None else torch.cat([weights.split(sizes)[i] for i in members])
+    ids = torch.split(sparse.values, sizes)
+    chosen = None if weights is None else torch.cat([torch.split(weights, sizes)[i] for i in members])
     return torch.cat([ids[i] for i in members]), lengths_FB[list(members)].flatten(), chosen

@@ -21,14 +21,21 @@ STATE_NAMES = {"rowwise_adagrad": ("sum",), "adagrad": ("sum",), "adam": ("exp_a
 
 
 def _optimizer(config: SparseOptimizerConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    from torchrec.optim.optimizers import SGD, Adagrad, Adam
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     if config.kind == "sgd":
-        return SGD, {"lr": config.lr}
+        return torch.optim.SGD, {"lr": config.lr}
     if config.kind == "adam":
-        return Adam, {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
-    return (RowWiseAdagrad if config.kind == "rowwise_adagrad" else Adagrad), {"lr": config.lr, "eps": config.eps}
+        return torch.optim.Adam, {
+            "lr": config.lr,
+            "beta1": config.beta1,
+            "beta2": config.beta2,
+            "eps": config.eps,
+        }
+    return (RowWiseAdagrad if config.kind == "rowwise_adagrad" else torch.optim.Adagrad), {
+        "lr": config.lr,
+        "eps": config.eps,
+    }
 
 
 class TorchRecEmbeddings(nn.Module):
@@ -50,9 +57,7 @@ class TorchRecEmbeddings(nn.Module):
         optimizer_type, optimizer_kwargs = _optimizer(optimizer)
         self.collection = FusedEmbeddingBagCollection(
             tables=[
-                EmbeddingBagConfig(
-                    num_embeddings=table.rows, embedding_dim=table.dim, name=key, feature_names=[key]
-                )
+                EmbeddingBagConfig(num_embeddings=table.rows, embedding_dim=table.dim, name=key, feature_names=[key])
                 for key, table in zip(self._keys, tables, strict=True)
             ],
             optimizer_type=optimizer_type,
