@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from erase_rec.checkpoint import CheckpointManager
 from erase_rec.errors import UserError
 
 
@@ -88,6 +89,20 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Checkpoints, one folder each."""
         return self.path / "checkpoints"
+
+    def checkpoint(self, wanted: Path) -> Path:
+        """The checkpoint that ``wanted`` means: itself, or for a run folder the best one, else the newest.
+
+        Raises:
+            UserError: the run has no whole checkpoint.
+        """
+        if wanted.resolve().parent == self.checkpoints.resolve():
+            return wanted
+        manager = CheckpointManager(self.checkpoints, keep=1)
+        found = manager.best() or manager.latest()[0]
+        if found is None:
+            raise UserError(f"{self.path} holds no checkpoint that is whole")
+        return found
 
     @property
     def scores(self) -> Path:

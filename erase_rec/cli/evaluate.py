@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from erase_rec.errors import UserError
+
+CHANGEABLE = ("data.eval=", "data.eval_fraction=", "eval.", "train.device=", "train.threads=", "embedding.backend=")
+"""Overrides that leave model and transforms as they were trained."""
+
 
 def command(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run folder (then its best checkpoint).")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, such as data.eval=PATH or eval.scores=true.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as data.eval=PATH.")] = None,
+    scores: Annotated[Path | None, typer.Option(help="Also write each row's label and predictions here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Evaluate a checkpoint with its run's transforms and vocabularies, on the run's held-out rows or on other files."""
-    from erase_rec.cli.assembly import evaluate_checkpoint  # loads torch
+    """Evaluate a checkpoint, with its run's transforms and vocabularies, on the run's held-out rows or other files."""
+    changes = overrides or []
+    for change in changes:
+        if not change.startswith(CHANGEABLE):
+            raise UserError(f"eval: {change.partition('=')[0]} is fixed by the checkpoint; start a run to change it")
+    import pyarrow.parquet as pq
+    import torch
+    from data.dataset import build_eval, load_features
+    from pydantic import BaseModel
+    from rich.console import Console
 
-    report = evaluate_checkpoint(checkpoint, overrides or [])
+    from erase_rec.checkpoint import load
+    from erase_rec.cli.assembly import ContentCatalog, Machine, scorer
+    from erase_rec.config.load import load_config
+    from erase_rec.run_folder import RunFolder
+    from erase_rec.summary import EvalSummary, TowerSummary, metrics_table, summarize_eval
+    from erase_rec.trainer import served_tensors
+    from eval.evaluator import PooledEvaluator
+    from models.ctr_model import build_model
+    from models.embeddings.build import build_embeddings
+
+    class Report(BaseModel):
+        """The part of ``summary.json`` that an evaluation can fill."""
+
+        eval: EvalSummary
+        towers: dict[str, TowerSummary]
+
+    folder = RunFolder.of_checkpoint(checkpoint)
+    config = load_config(str(folder.config), changes, catalog=ContentCatalog()).config
+    machine = Machine.prepare(config)
+    features = load_features(folder.features)
+    loader = build_eval(config, features, pin=machine.device.type == "cuda")
+    model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
+    load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
+    model.train(False)
+    with torch.no_grad():
+        result = PooledEvaluator(model.tower_names()).evaluate(
+            scorer(model, machine), loader.batches(0), keep_scores=scores is not None
+        )
+    if scores is not None:
+        pq.write_table(result.scores, scores)
+    evaluation, towers = summarize_eval(result)
     if as_json:
-        typer.echo(json.dumps(report.as_dict(), indent=2))
+        typer.echo(Report(eval=evaluation, towers=towers).model_dump_json(indent=2))
     else:
-        report.print_table()
+        Console().print(metrics_table(evaluation, towers))

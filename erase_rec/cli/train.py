@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from erase_rec.errors import UserError
+
+if TYPE_CHECKING:  # these load torch, which the command line does only after it was checked
+    from data.dataset import Datasets
+
+    from erase_rec.config.load import LoadedConfig
+    from erase_rec.run_folder import RunFolder
+    from erase_rec.summary import Status, Summary
+    from erase_rec.trainer import Trainer
+
+RESUMABLE = ("train.", "eval.", "run.")
+"""Sections that may change when a run is resumed ..."""
+FIXED = ("train.local_batch_size", "train.precision", "train.device")
+"""... without these: the data position or the numbers depend on them."""
 
 
 def command(
@@ -21,13 +37,153 @@ def command(
         Path | None, typer.Option("--resume", help="Continue the run of this folder from its last checkpoint.")
     ] = None,
 ) -> None:
-    """Train a model, evaluate it and write runs/ID/{config.yaml, metrics.jsonl, summary.json, events.*, checkpoints/}."""
+    """Train, evaluate, and write runs/ID/{config.yaml, metrics.jsonl, summary.json, events.*, checkpoints/}."""
     if (config is None) == (resume is None):
         raise UserError("give --config FILE to start a run, or --resume RUN_FOLDER to continue one")
-    from erase_rec.cli.assembly import start_run, resume_run  # loads torch, after the command line was checked
+    from erase_rec.cli.assembly import ContentCatalog
+    from erase_rec.config.load import load_config
+    from erase_rec.run_folder import RunFolder
 
-    if resume is not None:
-        resume_run(resume, overrides or [])
-    else:
+    changes = overrides or []
+    if resume is None:
         assert config is not None
-        start_run(config, overrides or [])
+        loaded = load_config(config, changes, catalog=ContentCatalog())
+        folder = RunFolder.create(
+            Path(loaded.config.run.dir), loaded.config.run.name, config_name=loaded.name, config_hash=loaded.hash
+        )
+    else:
+        for change in changes:
+            key = change.partition("=")[0]
+            if key in FIXED or not key.startswith(RESUMABLE):
+                raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
+        folder = RunFolder.open(resume)
+        loaded = load_config(str(folder.config), changes, catalog=ContentCatalog())
+    _run(loaded, folder, resumed=resume is not None)
+
+
+def _run(loaded: LoadedConfig, folder: RunFolder, *, resumed: bool) -> None:
+    """Builds the run, trains, and leaves a summary whatever happens."""
+    from data.dataset import build_datasets, load_features
+
+    from erase_rec import environment
+    from erase_rec.cli.assembly import Machine, build_parts
+    from erase_rec.config.load import dump_config
+    from erase_rec.progress import show_progress
+    from erase_rec.run_log import FileRunLog
+    from erase_rec.trainer import Trainer, planned_steps
+
+    config = loaded.config
+    machine = Machine.prepare(config)
+    pin = machine.device.type == "cuda"
+    if resumed:
+        datasets = build_datasets(config, features=load_features(folder.features), pin=pin)
+    else:
+        datasets = build_datasets(config, pin=pin)
+        datasets.features.save(folder.features)
+    parts = build_parts(config, datasets, folder, machine)
+    start, messages = parts.checkpoints.latest() if resumed else (None, [])
+    parts.checkpoints.recover()
+    if resumed:
+        recorded = folder.read_environment()["data_fingerprint"]
+        if recorded != datasets.fingerprint:
+            raise UserError(
+                f"--resume: the data are not those of the run: fingerprint {datasets.fingerprint}, then {recorded}"
+            )
+    else:
+        folder.config.write_text(dump_config(config), encoding="utf-8")
+        record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint, "seed": str(config.seed)}
+        folder.write_environment(environment.describe() | record)
+    from erase_rec.checkpoint import read_state
+
+    first_step = read_state(start)["position"]["step"] if start is not None else 0
+    total = planned_steps(config.train, datasets.train)
+    with (
+        FileRunLog(folder.path, purge_step=first_step + 1 if resumed else None) as log,
+        show_progress(total, first_step) as progress,
+    ):
+        for message in (*_introduction(loaded, datasets, folder, machine.device.type), *messages):
+            progress.message(message)
+        trainer = Trainer(parts, log, progress)
+        log.text("config", f"```yaml\n{dump_config(config)}```")
+        summary: Summary | None = None
+        status: Status = "failed"
+        try:
+            if start is not None:
+                trainer.resume(start)
+            status = trainer.fit()
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            summary = _summarize(trainer, datasets, status)
+            summary.write(folder.path)
+        if config.eval.scores and parts.eval_loader is not None:
+            import pyarrow.parquet as pq
+
+            pq.write_table(trainer.evaluate(keep_scores=True).scores, folder.scores)
+    _conclude(summary, datasets, folder)
+
+
+def _introduction(loaded: LoadedConfig, datasets: Datasets, folder: RunFolder, device: str) -> list[str]:
+    """What is about to run, a line each."""
+    import torch
+
+    from models.embeddings.build import choose_backend
+
+    config = loaded.config
+    backend, reason = choose_backend(config, torch.device(device))
+    held_out = 0 if datasets.eval is None else datasets.eval.num_rows
+    detached = [tower.name for tower in config.towers if tower.detach]
+    auxiliary = [tower.name for tower in config.towers if tower.loss and tower.loss.weight > 0 and not tower.detach]
+    lines = [
+        f"run folder {folder.path}",
+        f"{datasets.train.num_rows:,} training rows (base rate {datasets.train.base_rate:.4f}), {held_out:,} held out; "
+        f"data fingerprint {datasets.fingerprint[:12]}",
+        f"{len(config.towers)} towers, {len(detached)} detached; preset {config.schedule.preset}; device {device}; "
+        f"embeddings by {backend} ({reason})",
+    ]
+    if auxiliary:
+        lines.append(f"local losses of towers that are not detached act as auxiliary losses: {', '.join(auxiliary)}")
+    lines += datasets.remarks()
+    return lines
+
+
+def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
+    from erase_rec.summary import (
+        DataSummary,
+        EvalSummary,
+        Summary,
+        ThroughputSummary,
+        TowerSummary,
+        TrainSummary,
+        summarize_eval,
+    )
+
+    config = trainer.parts.config
+    evaluation: EvalSummary = EvalSummary()
+    towers: dict[str, TowerSummary] = {}
+    if trainer.last_eval is not None:
+        evaluation, towers = summarize_eval(trainer.last_eval)
+    position = trainer.position
+    return Summary(
+        status=status,
+        eval=evaluation,
+        towers=towers,
+        throughput=ThroughputSummary.of(trainer.timer.total(), config.train.local_batch_size),
+        train=TrainSummary(steps=position.step, rows=position.rows, ne=trainer.parts.metrics.lifetime()["train/ne"]),
+        data=DataSummary(fingerprint=datasets.fingerprint, unseen_share=datasets.unseen_share),
+    )
+
+
+def _conclude(summary: Summary, datasets: Datasets, folder: RunFolder) -> None:
+    """The result, for people."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(summary.table())
+    if datasets.bayes_ne is not None and not math.isnan(summary.eval.ne):
+        console.print(
+            f"irreducible NE of these held-out rows {datasets.bayes_ne:.4f}; the model is at {summary.eval.ne:.4f}, "
+            f"{100 * (summary.eval.ne / datasets.bayes_ne - 1):.2f} % above it"
+        )
+    console.print(f"summary: {folder.path / 'summary.json'}", soft_wrap=True)

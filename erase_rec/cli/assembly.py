@@ -1,0 +1,124 @@
+"""Joins engine and content: builds what a configuration names. Shared by the commands that need a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from data.dataset import Datasets
+from data.registry import SourceCatalog
+
+from erase_rec.batch import Batch, Scores
+from erase_rec.checkpoint import CheckpointManager
+from erase_rec.config.catalog import Catalog, Group
+from erase_rec.config.schema import Config
+from erase_rec.config.types import Params
+from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.errors import UserError
+from erase_rec.finite import FiniteGuard
+from erase_rec.run_folder import RunFolder
+from erase_rec.schedule.gradients import GradientProgram
+from erase_rec.schedule.plan import Plan
+from erase_rec.schedule.step import ScheduledStep
+from erase_rec.schedule.streams import make_streams
+from erase_rec.trainer import Parts
+from eval.evaluator import PooledEvaluator
+from eval.progressive import ProgressiveEvaluation
+from models.ctr_model import CTRModel, build_local_losses, build_model
+from models.embeddings.build import build_embeddings
+from models.registry import ModelCatalog
+
+
+class ContentCatalog:
+    """Every registered component; implements :class:`erase_rec.config.catalog.Catalog`."""
+
+    def __init__(self) -> None:
+        models, sources = ModelCatalog(), SourceCatalog()
+        self._of: dict[Group, Catalog] = {"tower": models, "local_loss": models, "source": sources}
+
+    def kinds(self, group: Group) -> Sequence[str]:
+        """Names registered in ``group``, sorted."""
+        return self._of[group].kinds(group)
+
+    def params_model(self, group: Group, kind: str) -> type[Params]:
+        """Schema of ``params`` for ``kind``."""
+        return self._of[group].params_model(group, kind)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run computes.
+
+    Attributes:
+        device: the device of model and batches.
+        autocast_dtype: bfloat16 under ``train.precision: bf16``, else None.
+    """
+
+    device: torch.device
+    autocast_dtype: torch.dtype | None
+
+    @classmethod
+    def prepare(cls, config: Config) -> Machine:
+        """Applies threads and TF32 and chooses the device.
+
+        Raises:
+            UserError: CUDA is asked for and not here.
+        """
+        wanted = config.train.device
+        if wanted == "cuda" and not torch.cuda.is_available():
+            raise UserError("train.device: cuda: torch sees no CUDA device here; use train.device=auto or cpu")
+        if config.train.threads is not None:
+            torch.set_num_threads(config.train.threads)
+        precision = "high" if config.train.tf32 else "highest"
+        torch.set_float32_matmul_precision(precision)
+        on_cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+        device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        return cls(device, torch.bfloat16 if config.train.precision == "bf16" else None)
+
+
+def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
+    """Evaluation forward of ``model`` for batches in host memory, in the precision of training."""
+
+    def score(batch: Batch) -> Scores:
+        with torch.autocast(
+            machine.device.type,
+            dtype=machine.autocast_dtype or torch.bfloat16,
+            enabled=machine.autocast_dtype is not None,
+        ):
+            return model.score(batch.to(machine.device, non_blocking=True))
+
+    return score
+
+
+def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine) -> Parts:
+    """Everything that the trainer needs, with initial weights."""
+    torch.manual_seed(config.seed)  # dropout; initial weights have generators of their own
+    embeddings = build_embeddings(config, datasets.table_rows, machine.device)
+    model = build_model(config, embeddings, machine.device)
+    plan = Plan.from_config(config)
+    gradients = GradientProgram(
+        model,
+        plan,
+        build_local_losses(config),
+        make_streams(plan.streams(), machine.device),
+        device=machine.device,
+        autocast_dtype=machine.autocast_dtype,
+    )
+    optimizer = DenseOptimizer(config.optimizer.dense, gradients.dense_parameters())
+    guard = FiniteGuard(datasets.train.locate)
+    names = model.tower_names()
+    return Parts(
+        config=config,
+        model=model,
+        step=ScheduledStep(gradients, optimizer, guard, config.optimizer.dense.max_grad_norm),
+        optimizer=optimizer,
+        guard=guard,
+        score=scorer(model, machine),
+        train_loader=datasets.train,
+        eval_loader=datasets.eval,
+        evaluator=PooledEvaluator(names),
+        metrics=ProgressiveEvaluation(names, machine.device),
+        checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints),
+        data_fingerprint=datasets.fingerprint,
+    )

@@ -1,0 +1,281 @@
+"""The training loop: batches in, steps, logs, evaluations, checkpoints; stops for good reasons only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from erase_rec import checkpoint
+from erase_rec.batch import Batch, Scores
+from erase_rec.best_metric import BestMetric
+from erase_rec.config.schema import Config, TrainConfig
+from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.early_stopping import EarlyStopping
+from erase_rec.finite import FiniteGuard
+from erase_rec.health import health_warnings
+from erase_rec.lr_schedule import LRSchedule
+from erase_rec.progress import Progress
+from erase_rec.protocols import BatchLoader, CTRModel, EvalResult, Evaluator, ProgressiveMetrics, TrainStep
+from erase_rec.run_log import RunLog, eval_scalars
+from erase_rec.throughput import StepTimer, clock_for
+
+BEST_METRIC = "eval.ne"
+"""What marks the best checkpoint where early stopping watches nothing else."""
+
+
+@dataclass
+class Position:
+    """How far training has come.
+
+    Attributes:
+        step: finished steps.
+        epoch: running epoch, from 0.
+        epoch_step: finished steps of it.
+        rows: rows trained on.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training run is made of, built by the command line."""
+
+    config: Config
+    model: CTRModel
+    step: TrainStep
+    optimizer: DenseOptimizer
+    guard: FiniteGuard
+    score: Callable[[Batch], Scores]
+    train_loader: BatchLoader
+    eval_loader: BatchLoader | None
+    evaluator: Evaluator
+    metrics: ProgressiveMetrics
+    checkpoints: checkpoint.CheckpointManager
+    data_fingerprint: str
+
+
+@dataclass
+class Trainer:
+    """Runs the loop. Everything that a resumed run needs to go on bit for bit is in its checkpoints."""
+
+    parts: Parts
+    log: RunLog
+    progress: Progress
+    position: Position = field(default_factory=Position)
+    last_eval: EvalResult | None = None
+
+    def __post_init__(self) -> None:
+        """Derives the loop's state from the configuration."""
+        config = self.parts.config
+        train = config.train
+        self.total_steps = planned_steps(train, self.parts.train_loader)
+        self._lr_schedule = LRSchedule(config.optimizer.lr_schedule, self.total_steps)
+        self._early_stopping = EarlyStopping(train.early_stopping) if train.early_stopping else None
+        self._best = BestMetric(train.early_stopping.metric if train.early_stopping else BEST_METRIC)
+        self._device = self.parts.step.device()
+        self.timer = StepTimer(clock_for(self._device), train.warmup_qps_steps)
+        self._said: set[str] = set()
+        self._stop = False
+        self._evaluated_step = self._saved_step = -1
+
+    def resume(self, path: Path) -> None:
+        """Continues from the checkpoint at ``path``."""
+        state = checkpoint.read_state(path)
+        tensors = self._tensors()
+        checkpoint.load(path, tensors)
+        # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
+        self.parts.model.embeddings.load_optimizer_state(
+            {
+                table: {name: tensors[f"table_optimizer/{table}/{name}"] for name in entries}
+                for table, entries in self.parts.model.embeddings.optimizer_state().items()
+            }
+        )
+        self.position = Position(**state["position"])
+        self._lr_schedule.load_state_dict(state["lr_schedule"])
+        self._best.load_state_dict(state["best"])
+        if self._early_stopping is not None and state["early_stopping"] is not None:
+            self._early_stopping.load_state_dict(state["early_stopping"])
+        self._evaluated_step = state["evaluated_step"]
+        self._saved_step = self.position.step
+        self.parts.guard.step = self.position.step
+        checkpoint.restore_rng(self._rng, self._device)
+
+    def fit(self) -> Literal["completed", "stopped_early"]:
+        """Trains to the end.
+
+        Returns:
+            ``completed`` or ``stopped_early``.
+        """
+        loader, position = self.parts.train_loader, self.position
+        while not self._finished():
+            batches = loader.batches(position.epoch, position.epoch_step)
+            self.timer.resume()
+            try:
+                while not self._finished():
+                    with self.timer.waiting():
+                        batch = next(batches, None)
+                    if batch is None:
+                        break
+                    self._train_on(batch)
+            finally:
+                batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
+            self.position = position = self._next_position()
+        self._evaluate()
+        self._save()
+        if self.last_eval is None and self.parts.eval_loader is not None:
+            self.last_eval = self.evaluate()  # resumed after the last evaluation: the same rows, the same result
+        return "stopped_early" if self._stop else "completed"
+
+    def _finished(self) -> bool:
+        return self._stop or self.position.step >= self.total_steps
+
+    def _train_on(self, batch: Batch) -> None:
+        config, position = self.parts.config, self.position
+        factor = self._lr_schedule.factor(position.step)
+        self.parts.optimizer.set_lr(config.optimizer.dense.lr * factor)
+        self.parts.model.embeddings.set_lr(config.optimizer.sparse.lr * factor)
+        batch = batch.to(self._device, non_blocking=True)
+        logged = self._is_logged(position.step + 1)
+        output = self.parts.step(batch, measure=logged)
+        self.parts.metrics.update(output, batch.label)
+        position.step += 1
+        position.epoch_step += 1
+        position.rows += batch.size
+        self.timer.step(batch.size)
+        self.progress.advance(position.step)
+        if logged:
+            self._log(factor, output.grad_norms)
+        # Evaluation comes first: what it changes (early stopping, plateau, best) belongs into this step's checkpoint.
+        if self._is_due(config.train.eval_every_steps):
+            self._evaluate()
+        if config.train.checkpoint_every_steps and position.step % config.train.checkpoint_every_steps == 0:
+            self._save()
+
+    def _is_due(self, every_steps: int | None) -> bool:
+        """Whether this step ends a period of ``every_steps``, or an epoch where that is None."""
+        if every_steps is None:
+            return self.position.epoch_step == self.parts.train_loader.steps_per_epoch()
+        return self.position.step % every_steps == 0
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.parts.config.train.log_every_steps == 0 or step == self.total_steps
+
+    def _log(self, factor: float, grad_norms: Mapping[str, Tensor]) -> None:
+        config, step = self.parts.config, self.position.step
+        self.timer.pause()
+        self.parts.guard.drain()
+        window = self.parts.metrics.window()
+        values = window | self.timer.window().scalars()
+        values["lr/dense"] = config.optimizer.dense.lr * factor
+        values["lr/sparse"] = config.optimizer.sparse.lr * factor
+        for block, norm in grad_norms.items():
+            tower = block in self.parts.model.tower_names()
+            values[f"tower/{block}/grad_norm" if tower else f"{block}/grad_norm"] = float(norm)
+        self.log.scalars(step, values)
+        self.progress.report(step, values)
+        if step >= max(2 * config.optimizer.lr_schedule.warmup_steps, self.total_steps // 10):
+            for sentence in health_warnings(window):
+                if sentence not in self._said:
+                    self._said.add(sentence)
+                    self.progress.message(f"warning: step {step}: {sentence}")
+        self.timer.resume()
+
+    def _evaluate(self) -> None:
+        """Scores the held-out rows once a step number, and lets plateau, early stopping and best see the result."""
+        if self.parts.eval_loader is None or self._evaluated_step == self.position.step:
+            return
+        self.timer.pause()
+        self.parts.guard.drain()
+        self._evaluated_step = self.position.step
+        result = self.last_eval = self.evaluate()
+        scalars = eval_scalars(result)
+        self.log.scalars(self.position.step, scalars)
+        self.log.flush()
+        self.progress.report(self.position.step, scalars)
+        watched = {tag.replace("/", "."): value for tag, value in scalars.items()}
+        if self._lr_schedule.watched_metric is not None:
+            self._lr_schedule.observe(watched[self._lr_schedule.watched_metric])
+        if self._early_stopping is not None and self._early_stopping.observe(watched[self._early_stopping.metric]):
+            self._stop = True
+        is_best = self._best.observe(watched[self._best.metric])
+        if is_best or self.parts.config.train.checkpoint_every_steps is None:
+            self._save(is_best=is_best)
+        self.timer.resume()
+
+    def evaluate(self, keep_scores: bool = False) -> EvalResult:
+        """Scores the held-out rows with the present parameters."""
+        assert self.parts.eval_loader is not None
+        self.parts.model.train(False)
+        with torch.no_grad():
+            result = self.parts.evaluator.evaluate(
+                self.parts.score, self.parts.eval_loader.batches(0), keep_scores=keep_scores
+            )
+        self.parts.model.train(True)
+        return result
+
+    def _save(self, *, is_best: bool = False) -> None:
+        if self._saved_step == self.position.step and not is_best:
+            return
+        self.timer.pause()
+        self.parts.guard.drain()
+        self.log.flush()
+        state: dict[str, Any] = {
+            "position": asdict(self._next_position()),
+            "lr_schedule": self._lr_schedule.state_dict(),
+            "best": self._best.state_dict(),
+            "early_stopping": self._early_stopping.state_dict() if self._early_stopping else None,
+            "evaluated_step": self._evaluated_step,
+            "data_fingerprint": self.parts.data_fingerprint,
+        }
+        self.parts.checkpoints.save(self.position.step, self._tensors(), state, is_best=is_best)
+        self._saved_step = self.position.step
+        self.timer.resume()
+
+    def _next_position(self) -> Position:
+        """The position with a finished epoch counted as finished, so that resuming starts the next one."""
+        position = Position(**asdict(self.position))
+        if position.epoch_step >= self.parts.train_loader.steps_per_epoch():
+            position.epoch, position.epoch_step = position.epoch + 1, 0
+        return position
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the run by a name that depends on no schedule and no backend."""
+        self._rng = checkpoint.rng_state(self._device)
+        embeddings = self.parts.model.embeddings
+        return served_tensors(self.parts.model) | {
+            **{
+                f"table_optimizer/{table}/{name}": value
+                for table, entries in embeddings.optimizer_state().items()
+                for name, value in entries.items()
+            },
+            **{f"optimizer/{name}": value for name, value in self.parts.optimizer.state().items()},
+            **{f"metrics/{name}": value for name, value in self.parts.metrics.state_dict().items()},
+            **{f"rng/{name}": value for name, value in self._rng.items()},
+        }
+
+
+def served_tensors(model: CTRModel) -> dict[str, Tensor]:
+    """Tensors that predictions depend on, by checkpoint name; share storage with the model."""
+    tensors = {f"model/{name}": value for name, value in model.dense_state().items()}
+    return tensors | {f"tables/{name}": value for name, value in model.embeddings.tables().items()}
+
+
+def planned_steps(train: TrainConfig, loader: BatchLoader) -> int:
+    """Steps that ``train`` asks for; ``samples`` ends with the batch that reaches them."""
+    if train.steps is not None:
+        return train.steps
+    a_epoch = loader.steps_per_epoch()
+    if train.epochs is not None:
+        return train.epochs * a_epoch
+    assert train.samples is not None
+    epochs, rest = divmod(train.samples, loader.num_rows)
+    return epochs * a_epoch + -(-rest // train.local_batch_size)
