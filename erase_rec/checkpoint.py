@@ -1,8 +1,9 @@
 """Checkpoints: named tensors through torch.distributed.checkpoint, numbers and strings as JSON, published atomically.
 
-``checkpoints/step_00000010/`` holds the tensors' files and ``state.json`` (format version, the loop's state, and
-the size of every file). A checkpoint is written under another name and renamed when complete, so a killed save
-leaves nothing that looks like one. ``best`` is a text file naming the best one.
+``checkpoints/step_00000010/`` holds the tensors' files and ``state.json``: format version, step, the loop's state,
+and size and CRC-32 of every tensor file. A checkpoint is written under another name and renamed when it is complete
+and on the disk, so a save that is killed leaves nothing that looks like a checkpoint. ``last`` and ``best`` are text
+files that name a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -29,118 +33,152 @@ from erase_rec.errors import UserError
 FORMAT = 1
 STATE_FILE = "state.json"
 BEST_FILE = "best"
-PREFIX = "step_"
+LAST_FILE = "last"
 PARTIAL = ".partial"
+"""Suffix of what is being written: worthless if found later."""
+REPLACED = ".replaced"
+"""Suffix of a checkpoint while one of the same step takes its place: valid if that one is missing."""
+
+_NAME = re.compile(r"step_(\d{8,})")
+_CHUNK_BYTES = 16 * 2**20
+_SHOWN_NAMES = 8
+
+
+class CheckpointError(UserError):
+    """A checkpoint is incomplete, damaged, of another format, or does not fit what it is loaded into."""
 
 
 class CheckpointManager:
-    """The checkpoints of one run."""
+    """The checkpoints of one run. One process saves at a time."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """Opens ``folder`` (made at the first save).
+        """Opens ``folder`` (made at the first save) and changes nothing in it.
 
         Args:
             folder: ``runs/<id>/checkpoints``.
-            keep: how many of the newest are retained besides the best.
+            keep: how many of the newest are retained besides the best; at least 1.
         """
+        assert keep >= 1
         self._folder = folder
         self._keep = keep
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, is_best: bool) -> Path:
         """Writes and publishes the checkpoint of ``step``, then removes what is no longer retained.
 
-        Synchronises the host. A checkpoint of the same step is replaced.
+        Synchronises the host. A checkpoint of the same step is replaced. Retention never looks at newer steps, which
+        a run that was resumed from an older one may find here.
+
+        Args:
+            step: updates done so far.
+            tensors: on any device.
+            state: JSON's types only.
+            is_best: mark it as the best so far.
 
         Raises:
-            UserError: the disk refuses; earlier checkpoints are kept.
+            UserError: the disk refuses; the checkpoints saved before are kept.
         """
-        target = self._folder / f"{PREFIX}{step:08d}"
+        target = self._folder / f"step_{step:08d}"
         partial = self._folder / f"{target.name}{PARTIAL}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)
-            with _one_process():
+            with _single_process_dcp():
                 dcp_save(dict(tensors), checkpoint_id=partial, no_dist=True)
-            files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-            _write(partial / STATE_FILE, json.dumps({"format": FORMAT, "step": step, "files": files, "state": state}))
+            files = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
+            record = {"format": FORMAT, "step": step, "files": files, "state": state}
+            _write(partial / STATE_FILE, json.dumps(record))
             _sync_folder(partial)
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-            if is_best:
-                _write(self._folder / f"{BEST_FILE}{PARTIAL}", target.name)
-                (self._folder / f"{BEST_FILE}{PARTIAL}").replace(self._folder / BEST_FILE)
+            _publish(partial, target)
+            for pointer in (LAST_FILE, BEST_FILE) if is_best else (LAST_FILE,):
+                _write(self._folder / f"{pointer}{PARTIAL}", target.name)
+                (self._folder / f"{pointer}{PARTIAL}").replace(self._folder / pointer)
             _sync_folder(self._folder)
-        except (OSError, CheckpointException) as error:
+        except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise UserError(f"cannot write checkpoint {target}: {error}; earlier checkpoints are kept") from error
-        self._remove_old()
+            raise UserError(
+                f"cannot write checkpoint {target}: {error.strerror or error}; the checkpoints saved before are kept: "
+                "free some space or make the folder writable, then resume"
+            ) from error
+        self._remove_old(step)
         return target
 
     def latest(self) -> tuple[Path | None, list[str]]:
-        """The newest complete checkpoint, and a sentence on each newer one that is damaged."""
+        """The newest checkpoint that is whole, and a sentence on each newer one that is not.
+
+        Reads the files of what it returns to compare their checksums.
+        """
         messages: list[str] = []
-        for path in reversed(self._published()):
-            problem = damage(path)
-            if problem is None:
+        for _, path in reversed(self._published()):
+            try:
+                verify(path)
+            except CheckpointError as error:
+                messages.append(f"{error}; skipped")
+            else:
                 return path, messages
-            messages.append(f"checkpoint {path} is skipped: {problem}")
         return None, messages
 
     def best(self) -> Path | None:
-        """The best checkpoint, or None when none was marked."""
-        marker = self._folder / BEST_FILE
-        if not marker.is_file():
+        """The checkpoint marked as best, or None when there is none."""
+        try:
+            path = self._folder / (self._folder / BEST_FILE).read_text(encoding="utf-8")
+        except FileNotFoundError:
             return None
-        path = self._folder / marker.read_text(encoding="utf-8")
         return path if path.is_dir() else None
 
-    def remove_partial(self) -> None:
-        """Removes what killed saves left."""
+    def recover(self) -> None:
+        """Clears what a killed save left, and restores the checkpoint that it was about to replace.
+
+        Call it when a run is continued, before :meth:`latest`.
+        """
+        for path in self._folder.glob(f"*{REPLACED}"):
+            target = path.with_name(path.name.removesuffix(REPLACED))
+            if target.exists():
+                shutil.rmtree(path)
+            else:
+                path.rename(target)
         for path in self._folder.glob(f"*{PARTIAL}"):
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path)
             else:
-                path.unlink(missing_ok=True)
+                path.unlink()
 
-    def _published(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob(f"{PREFIX}*") if path.suffix != PARTIAL and path.is_dir())
+    def _published(self) -> list[tuple[int, Path]]:
+        """Step and folder of each published checkpoint, oldest first."""
+        named = ((_NAME.fullmatch(path.name), path) for path in self._folder.glob("step_*"))
+        return sorted((int(match[1]), path) for match, path in named if match)
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, step: int) -> None:
         best = self.best()
-        for path in self._published()[: -self._keep]:
+        for _, path in [entry for entry in self._published() if entry[0] <= step][: -self._keep]:
             if path != best:
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)  # what stays is tried again after the next save
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with the checkpoint at ``path``; None when it is complete."""
-    try:
-        record = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"it has no {STATE_FILE}"
-    except (OSError, ValueError) as error:
-        return f"{STATE_FILE} cannot be read ({error})"
-    if record.get("format") != FORMAT:
-        return f"its format is {record.get('format')!r}, this version reads {FORMAT}"
-    for name, size in record["files"].items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes, {size} were written"
-    return None
+def verify(path: Path) -> None:
+    """Checks that the checkpoint at ``path`` is whole: its record, its files' sizes and checksums, its tensor index.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    for name, expected in _record(path)["files"].items():
+        try:
+            found = _fingerprint(path / name)
+        except OSError as error:
+            raise _unusable(path, f"{name} cannot be read ({error.strerror})") from error
+        if found["bytes"] != expected["bytes"]:
+            raise _unusable(path, f"{name} has {found['bytes']} bytes, {expected['bytes']} were written")
+        if found != expected:
+            raise _unusable(path, f"{name} is not what was written (its checksum differs)")
+    _stored_layout(path)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The loop's state in the checkpoint at ``path``.
+    """The loop's state in the checkpoint at ``path``; reads no tensor.
 
     Raises:
-        UserError: the checkpoint is damaged.
+        CheckpointError: the record is missing, damaged or of another format.
     """
-    problem = damage(path)
-    if problem is not None:
-        raise UserError(f"checkpoint {path} cannot be used: {problem}")
-    state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))["state"]
+    state: dict[str, Any] = _record(path)["state"]
     return state
 
 
@@ -149,52 +187,131 @@ def load(path: Path, into: Mapping[str, Tensor], *, subset: bool = False) -> Non
 
     Args:
         path: a checkpoint.
-        into: tensors of the same names and shapes.
+        into: tensors of the same names, shapes and dtypes, on any device.
         subset: names that only the checkpoint has are left there.
 
     Raises:
-        UserError: the checkpoint is damaged, or names or shapes differ.
+        CheckpointError: the checkpoint is not whole, or does not fit; ``into`` is as it was.
     """
-    read_state(path)
+    verify(path)
+    stored = _stored_layout(path)
+    wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in into.items()}
+    problems = []
+    if missing := wanted.keys() - stored.keys():
+        problems.append(f"it lacks {_listed(missing)}")
+    if not subset and (unexpected := stored.keys() - wanted.keys()):
+        problems.append(f"it also holds {_listed(unexpected)}")
+    if differing := [name for name in wanted.keys() & stored.keys() if wanted[name] != stored[name]]:
+        differences = [f"{name} ({_layout(*stored[name])} there, {_layout(*wanted[name])} here)" for name in differing]
+        problems.append(f"other shape or dtype: {_listed(differences)}")
+    if problems:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this model: {'; '.join(problems)}; "
+            "use the configuration and the data that it was made with"
+        )
     try:
-        metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-        stored = {name: tuple(getattr(entry, "size", ())) for name, entry in metadata.items()}
-        wanted = {name: tuple(tensor.shape) for name, tensor in into.items()}
-        unexpected = set() if subset else stored.keys() - wanted.keys()
-        missing = wanted.keys() - stored.keys()
-        differing = {name for name in wanted.keys() & stored.keys() if wanted[name] != stored[name]}
-        if missing or unexpected or differing:
-            raise UserError(
-                f"checkpoint {path} does not fit this model: missing {sorted(missing)}, unexpected "
-                f"{sorted(unexpected)}, other shape {[(n, stored[n], wanted[n]) for n in sorted(differing)]}"
-            )
-        with _one_process():
+        with _single_process_dcp():
             dcp_load(dict(into), checkpoint_id=path, no_dist=True)
-    except (OSError, pickle.UnpicklingError, CheckpointException) as error:
-        raise UserError(f"checkpoint {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
 
 
-def rng_state() -> dict[str, Tensor]:
-    """State of torch's random generators, for the checkpoint."""
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """State of torch's generators that training on ``device`` draws from: ``cpu``, and ``cuda`` there; uint8 each."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def restore_rng(state: Mapping[str, Tensor]) -> None:
-    """Takes over what :func:`rng_state` gave."""
+def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Takes over what :func:`rng_state` gave for ``device``."""
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unusable(path, f"{STATE_FILE} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise _unusable(path, f"{STATE_FILE} is not JSON ({error})") from error
+    if not isinstance(record, dict) or not {"format", "files", "state"} <= record.keys():
+        raise _unusable(path, f"{STATE_FILE} is not the record of a checkpoint")
+    if record["format"] != FORMAT:
+        raise _unusable(path, f"its format is {record['format']!r}, this version reads {FORMAT}")
+    return record
+
+
+def _stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor in the checkpoint at ``path``."""
+    try:
+        entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
+        raise _unusable(path, f"torch {torch.__version__} cannot read its tensor index ({error})") from error
+    return {
+        name: (tuple(entry.size), entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def _unusable(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} cannot be used: {reason}")
+
+
+def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
 @contextmanager
-def _one_process() -> Iterator[None]:
-    """Silences the remark that there is no process group: ``no_dist=True`` says that on purpose."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
+def _single_process_dcp() -> Iterator[None]:
+    """Calls torch.distributed.checkpoint without its remark on a missing process group, and with plain exceptions.
+
+    It wraps whatever was raised, Ctrl-C too, in a CheckpointException; a full disk is there the OSError in whose
+    handling the archive writer failed once more.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            yield
+    except CheckpointException as wrapper:
+        cause = next(iter(wrapper.failures.values()))[0]
+        error: BaseException | None = cause
+        while error is not None and not isinstance(error, OSError):
+            error = error.__cause__ or error.__context__
+        raise error or cause from None
+
+
+def _fingerprint(file: Path) -> dict[str, int]:
+    crc = 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return {"bytes": file.stat().st_size, "crc32": crc}
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Renames ``partial`` to ``target``; one that is there is removed last, and can be restored until then."""
+    replaced = target.with_name(f"{target.name}{REPLACED}")
+    if target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    try:
+        partial.rename(target)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
+    _sync_folder(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:

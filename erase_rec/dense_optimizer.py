@@ -1,4 +1,9 @@
-"""Optimizers of the dense parameters (towers, heads, over-arch), with their state by parameter name."""
+"""Optimizers of the dense parameters (towers, heads, over-arch), with their state by parameter name.
+
+The arithmetic is torch.optim's: ``adam`` (Kingma and Ba, arXiv 1412.6980), ``adamw`` (Loshchilov and Hutter, arXiv
+1711.05101), ``adagrad`` (Duchi et al., JMLR 12, 2011) and ``sgd`` with optional momentum. Weight decay is decoupled
+from the gradient in ``adamw`` and an L2 term of the gradient in the others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,12 @@ class DenseOptimizer:
     """
 
     def __init__(self, config: DenseOptimizerConfig, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Builds the optimizer of ``config`` over ``parameters``, all on one device."""
+        """Builds the optimizer of ``config`` over ``parameters``.
+
+        Args:
+            config: kind and hyperparameters.
+            parameters: at least one, all on one device; gradients that they hold are dropped.
+        """
         self._parameters = dict(parameters)
         self._optimizer = _make(config, list(self._parameters.values()))
         self._create_state(config)
@@ -30,10 +40,10 @@ class DenseOptimizer:
             group["lr"] = lr
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scales all gradients so that their global norm is at most ``max_norm``; no host synchronisation.
+        """Scales all gradients in place so that their global L2 norm is at most ``max_norm``.
 
         Returns:
-            The norm before clipping, a scalar on the device.
+            The norm before clipping, a scalar on the device; the host is not synchronised.
         """
         return torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm, error_if_nonfinite=False)
 
@@ -54,11 +64,16 @@ class DenseOptimizer:
         """Takes over what :meth:`state` gave, in place.
 
         Raises:
-            UserError: entries are missing or unexpected.
+            UserError: entries are missing or unexpected, or shapes differ; nothing was changed.
         """
         own = self.state()
         if own.keys() != state.keys():
-            raise UserError(f"optimizer state does not fit: {sorted(own.keys() ^ state.keys())} on one side only")
+            raise UserError(
+                f"optimizer state does not fit: missing {sorted(own.keys() - state.keys())}, "
+                f"unexpected {sorted(state.keys() - own.keys())}; use the optimizer.dense.kind that it was made with"
+            )
+        if differing := [name for name, value in own.items() if value.shape != state[name].shape]:
+            raise UserError(f"optimizer state does not fit: other shapes in {differing}; the model is another one")
         for name, value in own.items():
             value.copy_(state[name])
 

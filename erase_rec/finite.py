@@ -14,7 +14,7 @@ SHOWN_ROWS = 5
 
 
 class NonFiniteLossError(UserError):
-    """A loss is nan or infinite. Names the step, the losses and rows of the batch."""
+    """A loss is nan or infinite. Names the step, the losses (a tower's or ``over_arch``) and rows of the batch."""
 
 
 @dataclass
@@ -30,9 +30,12 @@ class FiniteGuard:
     """Checks the losses of each step.
 
     On the CPU the check is made before the optimizer and parameters stay untouched. On CUDA reading a value in
-    every step would stall the launches, so the flags are copied asynchronously and read one step later, and at
-    :meth:`drain`, which must be called before anything is saved or evaluated: at most one poisoned update is made
-    in memory, and none is kept.
+    every step would stall the launches, so the flags are copied asynchronously and read one step later, before that
+    step's update. :meth:`drain` reads them at once; call it before anything is saved or evaluated and at the end of
+    training. So at most one poisoned update is made in memory, and none is kept.
+
+    Attributes:
+        step: number of the step that :meth:`check` is called for next; set it when a run is resumed.
     """
 
     def __init__(self, locate: Callable[[Tensor], list[str]]) -> None:

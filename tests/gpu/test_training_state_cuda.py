@@ -1,0 +1,87 @@
+"""What holds training state together on CUDA: the delayed finiteness guard, fused optimizers, random generators."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from erase_rec import checkpoint
+from erase_rec.checkpoint import CheckpointManager
+from erase_rec.config.schema import DenseOptimizerConfig
+from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.finite import FiniteGuard, NonFiniteLossError
+
+pytestmark = pytest.mark.gpu
+
+
+def losses(cross: float = 0.6, deep: float = 0.7) -> dict[str, Tensor]:
+    return {name: torch.tensor(value, device="cuda") for name, value in (("cross", cross), ("deep", deep))}
+
+
+def locate(row_ids: Tensor) -> list[str]:
+    return [f"day.tsv:{row + 1}" for row in row_ids.tolist()]
+
+
+def test_a_bad_loss_is_reported_at_the_next_check() -> None:
+    guard = FiniteGuard(locate)
+    guard.check(losses(deep=math.nan), torch.arange(1))
+    with pytest.raises(NonFiniteLossError, match=r"^step 0: the loss of deep .*day\.tsv:1;"):
+        guard.check(losses(), torch.arange(5, 6))
+
+
+def test_drain_reports_at_once_and_only_once() -> None:
+    guard = FiniteGuard(locate)
+    guard.check(losses(cross=math.inf), torch.arange(1))
+    with pytest.raises(NonFiniteLossError, match=r"^step 0: the loss of cross "):
+        guard.drain()
+    guard.drain()
+
+
+def test_check_does_not_wait_for_the_device() -> None:
+    guard = FiniteGuard(locate)
+    bad = losses()
+    guard.check(losses(), torch.arange(1))  # warms up
+    guard.drain()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        guard.check(bad, torch.arange(1))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    guard.drain()
+
+
+def trained(optimizer: DenseOptimizer, weight: nn.Parameter, start: int, end: int) -> None:
+    for step in range(start, end):
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step)).cuda()
+        optimizer.clip(1.0)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "sgd"])
+def test_optimizer_resumes_bitwise_through_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    momentum = 0.9 if kind == "sgd" else 0.0
+    config = DenseOptimizerConfig.model_validate({"kind": kind, "momentum": momentum, "weight_decay": 0.01})
+    start = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).cuda()
+    whole, first, second = (nn.Parameter(start.clone()) for _ in range(3))
+    trained(DenseOptimizer(config, {"w": whole}), whole, 0, 6)
+
+    stopped = DenseOptimizer(config, {"w": first})
+    trained(stopped, first, 0, 2)
+    path = CheckpointManager(tmp_path, keep=1).save(2, {"w": first} | stopped.state(), {}, is_best=False)
+    resumed = DenseOptimizer(config, {"w": second})
+    checkpoint.load(path, {"w": second} | resumed.state())
+    trained(resumed, second, 2, 6)
+    assert torch.equal(second, whole)
+
+
+def test_random_numbers_of_the_device_go_on_where_they_stopped() -> None:
+    device = torch.device("cuda")
+    saved = {name: state.clone() for name, state in checkpoint.rng_state(device).items()}
+    expected = torch.rand(5, device=device)
+    checkpoint.restore_rng(saved, device)
+    assert torch.equal(torch.rand(5, device=device), expected)
+    assert set(saved) == {"cpu", "cuda"}
