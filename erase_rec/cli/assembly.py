@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
 from data.dataset import Datasets
 from data.registry import SourceCatalog
-
 from erase_rec.batch import Batch, Scores
 from erase_rec.checkpoint import CheckpointManager
 from erase_rec.config.catalog import Catalog, Group
@@ -75,6 +75,12 @@ class Machine:
         on_cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
         device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         return cls(device, torch.bfloat16 if config.train.precision == "bf16" else None)
+
+    def name(self) -> str:
+        """Name of the device, for results."""
+        if self.device.type == "cuda":
+            return str(torch.cuda.get_device_name(self.device))
+        return f"CPU, {torch.get_num_threads()} threads"
 
 
 def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:

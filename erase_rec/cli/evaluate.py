@@ -26,10 +26,10 @@ def command(
             raise UserError(f"eval: {change.partition('=')[0]} is fixed by the checkpoint; start a run to change it")
     import pyarrow.parquet as pq
     import torch
-    from data.dataset import build_eval, load_features
     from pydantic import BaseModel
     from rich.console import Console
 
+    from data.dataset import build_eval, load_features
     from erase_rec.checkpoint import load
     from erase_rec.cli.assembly import ContentCatalog, Machine, scorer
     from erase_rec.config.load import load_config

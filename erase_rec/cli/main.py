@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from erase_rec import __version__
-from erase_rec.cli import evaluate, fetch, train
+from erase_rec.cli import bench, evaluate, fetch, train
 from erase_rec.errors import UserError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("fetch")(fetch.command)
+app.command("bench")(bench.command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,7 +14,6 @@ from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # these load torch, which the command line does only after it was checked
     from data.dataset import Datasets
-
     from erase_rec.config.load import LoadedConfig
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import Status, Summary
@@ -64,7 +63,6 @@ def command(
 def _run(loaded: LoadedConfig, folder: RunFolder, *, resumed: bool) -> None:
     """Builds the run, trains, and leaves a summary whatever happens."""
     from data.dataset import build_datasets, load_features
-
     from erase_rec import environment
     from erase_rec.cli.assembly import Machine, build_parts
     from erase_rec.config.load import dump_config
