@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import torch
 
 from erase_rec.config.schema import Config
-from erase_rec.environment import triple, triple_problem
-from erase_rec.errors import UserError
+from erase_rec.environment import triple_problem
+from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings
 from models.embeddings.layout import tables_of
 from models.embeddings.torch_backend import TorchEmbeddings
 
 
 def choose_backend(config: Config, device: torch.device) -> tuple[str, str]:
-    """The backend to use and why, in one line.
+    """The backend to use, ``torchrec`` or ``torch``, and why, in one line.
 
     Raises:
         UserError: ``embedding.backend: torchrec`` cannot be had.
@@ -28,39 +28,44 @@ def choose_backend(config: Config, device: torch.device) -> tuple[str, str]:
     if problem is None:
         return "torchrec", "as configured" if wanted == "torchrec" else "TorchRec and FBGEMM are here"
     if wanted == "torchrec":
-        raise UserError(f"embedding.backend: torchrec: {problem}; use embedding.backend=torch")
+        raise UserError(f"embedding.backend: torchrec: {problem}; or use embedding.backend=torch")
     return "torch", problem
 
 
 def build_embeddings(config: Config, table_rows: Mapping[str, int], device: torch.device) -> Embeddings:
-    """Builds the tables of ``config`` on ``device``.
+    """Builds the tables of ``config`` on ``device``; initial weights depend on neither device nor backend.
 
     Args:
         config: features, dimensions, backend and sparse optimizer.
         table_rows: rows of each feature's table.
         device: where they live.
+
+    Raises:
+        ConfigError: there are no sparse features.
+        UserError: ``embedding.backend: torchrec`` cannot be had.
     """
+    if not config.features.sparse:
+        raise ConfigError(["features.sparse: a model needs at least 1 sparse feature, found none"])
     tables = tables_of(config, table_rows)
     backend, _ = choose_backend(config, device)
     if backend == "torch":
         return TorchEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device)
-    from models.embeddings.torchrec_backend import TorchRecEmbeddings  # needs torchrec
+    from models.embeddings.torchrec_backend import TorchRecEmbeddings
 
     return TorchRecEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device)
 
 
 def _torchrec_problem(config: Config, device: torch.device) -> str | None:
     """Why TorchRec cannot serve this configuration here; None when it can."""
-    problem = triple_problem(triple())
+    problem = triple_problem()
     if problem is not None:
         return problem
-    if not config.features.sparse:
-        return "there are no sparse features"
     if config.optimizer.sparse.kind == "adam" and device.type == "cpu":
-        return "FBGEMM has no Adam on the CPU"
-    dims = {feature.embedding_dim or config.embedding.dim for feature in config.features.sparse}
-    if any(dim % 4 for dim in dims):
-        return f"FBGEMM needs embedding dimensions that are multiples of 4, found {sorted(dims)}"
+        return "FBGEMM has no Adam on the CPU: use another optimizer.sparse.kind"
+    dims = {feature.name: feature.embedding_dim or config.embedding.dim for feature in config.features.sparse}
+    odd = [f"{dim} of feature {name!r}" for name, dim in dims.items() if dim % 4]
+    if odd:
+        return f"FBGEMM needs embedding dimensions that are multiples of 4, found {', '.join(odd[:3])}"
     try:
         importlib.import_module("torchrec.modules.fused_embedding_modules")
     except (ImportError, OSError) as error:

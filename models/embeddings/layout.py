@@ -1,4 +1,7 @@
-"""What both embedding backends share: table shapes, initial weights, bag weights, and the check of ids."""
+"""What both embedding backends share: table shapes, initial weights, bag weights, the check of ids, Adam's count.
+
+Shapes: B rows, F features, V ids of a batch.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import Config
+from erase_rec.errors import UserError
 from models.layers import seeded
+
+STATE_NAMES = {"rowwise_adagrad": ("sum",), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+"""Optimizer state of a table by optimizer: [rows] for ``rowwise_adagrad``, else [rows, dim]."""
+
+
+class IdRangeError(UserError):
+    """An id lies outside its feature's table."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +41,11 @@ class Table:
     dim: int
     mean: bool
 
-    def initial_weight(self, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uniform in +-1/sqrt(rows), as in DLRM; depends on (seed, name) and shape alone."""
+    def initial_weight(self, seed: int) -> Tensor:
+        """Float32 [rows, dim], uniform in +-1/sqrt(rows) as in DLRM; depends on (seed, name) and shape alone."""
         with seeded(seed, f"embeddings.{self.name}"):
             bound = 1.0 / math.sqrt(self.rows)
-            return torch.empty(self.rows, self.dim, dtype=torch.float32).uniform_(-bound, bound).to(dtype)
+            return torch.empty(self.rows, self.dim, dtype=torch.float32).uniform_(-bound, bound)
 
 
 def tables_of(config: Config, table_rows: Mapping[str, int]) -> list[Table]:
@@ -55,36 +66,78 @@ def tables_of(config: Config, table_rows: Mapping[str, int]) -> list[Table]:
     ]
 
 
-def bag_weights(sparse: SparseBatch, tables: Sequence[Table]) -> Tensor | None:
-    """Weight of each id so that a weighted sum gives every feature's pooling; None: all are 1.
+class TableModule(nn.Module):
+    """Base of the backends: one table a feature, in feature order.
 
-    Returns:
-        float32 [total ids]: 1 / length of its bag for ``mean`` features, the batch's weight or 1 for the others.
+    Every table is looked up with sum pooling; ``mean`` is a weight of 1 / length, so that one kernel serves all
+    features whatever their pooling.
     """
-    if sparse.single_valued or (sparse.weights is None and not any(table.mean for table in tables)):
-        return sparse.weights
-    lengths_FB = sparse.lengths.reshape(sparse.num_features, -1)
-    mean_F1 = torch.tensor([[table.mean] for table in tables], device=lengths_FB.device)
-    factor_FB = torch.where(mean_F1, 1.0 / lengths_FB.clamp_min(1), 1.0)
-    factors = torch.repeat_interleave(factor_FB.flatten(), sparse.lengths, output_size=sparse.values.numel())
-    return factors if sparse.weights is None else factors * sparse.weights
 
+    table_rows: Tensor
+    averaged: Tensor
 
-def check_ids(sparse: SparseBatch, tables: Sequence[Table]) -> None:
-    """Refuses ids outside their table, on the CPU, where a kernel would read past the end or another row.
+    def __init__(self, tables: Sequence[Table], optimizer: str) -> None:
+        super().__init__()
+        assert tables
+        self.feature_dims = [table.dim for table in tables]
+        self._tables = tuple(tables)
+        self._state_names = STATE_NAMES[optimizer]
+        # On the host: Adam's bias correction is a host scalar in both backends.
+        self._iteration = torch.zeros((), dtype=torch.int64) if optimizer == "adam" else None
+        self.register_buffer("table_rows", torch.tensor([table.rows for table in tables]), persistent=False)
+        self.register_buffer("averaged", torch.tensor([table.mean for table in tables]), persistent=False)
+        self._any_mean = any(table.mean for table in tables)
 
-    Raises:
-        IndexError: names feature, id and rows of the table.
-    """
-    if sparse.values.device.type != "cpu" or sparse.values.numel() == 0:
-        return
-    rows_F = torch.tensor([table.rows for table in tables])
-    limits = rows_F.repeat_interleave(sparse.lengths.reshape(sparse.num_features, -1).sum(dim=1))
-    bad = (sparse.values < 0) | (sparse.values >= limits)
-    if bool(bad.any()):
-        position = int(bad.nonzero()[0])
-        ends_F = sparse.lengths.reshape(sparse.num_features, -1).sum(dim=1).cumsum(0)
-        table = tables[int((ends_F <= position).sum())]
-        raise IndexError(
-            f"feature {table.name!r}: row {int(sparse.values[position])} is outside its table of {table.rows} rows"
+    def bag_weights(self, sparse: SparseBatch, dtype: torch.dtype) -> Tensor | None:
+        """Weight [V] of each id with which a sum gives its feature's pooling; None: every weight is 1."""
+        weights = None if sparse.weights is None else sparse.weights.to(dtype)
+        if sparse.single_valued or not self._any_mean:
+            return weights
+        lengths_FB = sparse.lengths.reshape(len(self._tables), -1)
+        factor_FB = torch.where(self.averaged.unsqueeze(1), lengths_FB.clamp_min(1).to(dtype).reciprocal(), 1.0)
+        factors = factor_FB.flatten().repeat_interleave(sparse.lengths, output_size=sparse.values.numel())
+        return factors if weights is None else factors * weights
+
+    def check_ids(self, sparse: SparseBatch) -> None:
+        """Refuses ids outside their table: a kernel would read another row, or no memory of ours at all.
+
+        Synchronises the host.
+
+        Raises:
+            IdRangeError: names feature, id and rows of the table.
+        """
+        if sparse.single_valued:
+            limits = self.table_rows.unsqueeze(1)
+        else:
+            ids_F = sparse.lengths.reshape(len(self._tables), -1).sum(dim=1)
+            limits = self.table_rows.repeat_interleave(ids_F, output_size=sparse.values.numel())
+        ids = sparse.values.reshape(len(self._tables), -1) if sparse.single_valued else sparse.values
+        bad = (ids < 0) | (ids >= limits)
+        if bool(bad.any()):
+            self._refuse(sparse, int(bad.flatten().nonzero()[0]))
+
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """By feature name: ``sum``, or ``exp_avg``, ``exp_avg_sq`` and ``iteration`` (one count for all tables)."""
+        count = {} if self._iteration is None else {"iteration": self._iteration}
+        return {
+            table.name: dict(zip(self._state_names, values, strict=True)) | count
+            for table, values in zip(self._tables, self._table_states(), strict=True)
+        }
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copies what ``optimizer_state`` of either backend gave."""
+        for name, entries in self.optimizer_state().items():
+            for key, value in entries.items():
+                value.copy_(state[name][key])
+
+    def _table_states(self) -> Sequence[Sequence[Tensor]]:
+        """The optimizer's tensors of each table in the order of ``STATE_NAMES``; views."""
+        raise NotImplementedError
+
+    def _refuse(self, sparse: SparseBatch, position: int) -> None:
+        ends_F = sparse.lengths.reshape(len(self._tables), -1).sum(dim=1).cumsum(0)
+        table = self._tables[int((ends_F <= position).sum())]
+        raise IdRangeError(
+            f"feature {table.name!r}: id {int(sparse.values[position])} is outside its embedding table, "
+            f"expected 0 to {table.rows - 1} ({table.rows} rows)"
         )

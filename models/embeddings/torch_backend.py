@@ -1,8 +1,10 @@
 """Embedding tables in plain PyTorch: needs neither torchrec nor fbgemm, gives the same results to tolerance.
 
 Tables of one dimension lie in one tensor, so a lookup, a gradient and an update are a few operations whatever the
-number of features. Tables are no autograd parameters: the gradient of the pooled embeddings is turned into row
-gradients here, duplicates summed first, and only touched rows move, as in FBGEMM's exact optimizers.
+number of features. Tables are no autograd parameters: the gradient of the pooled embeddings becomes row gradients
+in :mod:`models.embeddings.row_optimizer`, and nothing of the size of a table is ever made.
+
+Shapes: B rows, F features (of one dimension: of the group), D embedding dim, V ids.
 """
 
 from __future__ import annotations
@@ -16,17 +18,25 @@ from torch.nn.functional import embedding_bag
 
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import SparseOptimizerConfig
-from models.embeddings.layout import Table, bag_weights, check_ids
+from models.embeddings.layout import STATE_NAMES, Table, TableModule
+from models.embeddings.row_optimizer import sum_by_row, update_rows
 
-STATE_NAMES = {"rowwise_adagrad": ("sum",), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+
+@dataclass(frozen=True)
+class _Bags:
+    """Ids of the features of one dimension, feature-major."""
+
+    values: Tensor  # int64 [V]
+    lengths: Tensor | None  # int64 [F * B]; None: all are 1
+    weights: Tensor | None  # [V]; None: all are 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Lookup:
-    """The ids of one dimension's features in the last training forward."""
+    """What the update needs of a training forward."""
 
     rows: Tensor  # int64 [V], in the joined table
-    bags: Tensor  # int64 [V], feature-major bag of each id
+    bags: Tensor | None  # int64 [V], the bag of each id; None: id v is bag v
     weights: Tensor | None  # [V]
 
 
@@ -34,42 +44,50 @@ class _Group(nn.Module):
     """The tables of one dimension, joined."""
 
     weight: Tensor
-    first_row: Tensor
+    first_rows: Tensor
 
-    def __init__(self, tables: Sequence[Table], seed: int, optimizer: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, tables: Sequence[Table], seed: int, optimizer: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
-        self.tables = list(tables)
-        self.dim = tables[0].dim
-        weight = torch.cat([table.initial_weight(seed, dtype) for table in tables])
-        self.register_buffer("weight", weight)
-        starts = [sum(table.rows for table in tables[:index]) for index in range(len(tables))]
-        self.register_buffer("first_row", torch.tensor(starts), persistent=False)
-        for name in STATE_NAMES[optimizer]:
-            shape = weight.shape[:1] if optimizer == "rowwise_adagrad" else weight.shape
-            self.register_buffer(f"state_{name}", torch.zeros(shape, dtype=dtype))
+        self._rows = [table.rows for table in tables]
+        self._state_names = STATE_NAMES[optimizer]
+        shape = (sum(self._rows), tables[0].dim)
+        self.register_buffer("weight", torch.empty(shape, device=device, dtype=dtype))
+        for table, weight in zip(tables, self.split(self.weight), strict=True):
+            weight.copy_(table.initial_weight(seed))
+        rows_F = torch.tensor(self._rows, device=device)
+        self.register_buffer("first_rows", rows_F.cumsum(0) - rows_F, persistent=False)
+        for name in self._state_names:
+            state_shape = shape[:1] if optimizer == "rowwise_adagrad" else shape
+            self.register_buffer(name, torch.zeros(state_shape, device=device, dtype=dtype))
 
-    def split(self, joined: Tensor) -> list[Tensor]:
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors over all rows."""
+        return {name: self.get_buffer(name) for name in self._state_names}
+
+    def split(self, joined: Tensor) -> Sequence[Tensor]:
         """Each table's rows of a tensor over all rows; views."""
-        return list(torch.split(joined, [table.rows for table in self.tables]))
+        return torch.split(joined, self._rows)
 
-    def pool(self, values: Tensor, lengths: Tensor, weights: Tensor | None, bag_size: int) -> tuple[Tensor, _Lookup]:
-        """[F, B, D] from this group's ids, feature-major, and what the update needs."""
-        fields = len(self.tables)
-        ids_a_field = lengths.reshape(fields, -1).sum(dim=1)
-        rows = values + self.first_row.repeat_interleave(ids_a_field, output_size=values.numel())
-        offsets = lengths.cumsum(0) - lengths
-        if weights is not None:
-            weights = weights.to(self.weight.dtype)
-        pooled = embedding_bag(rows, self.weight, offsets, mode="sum", per_sample_weights=weights)
-        bags = torch.arange(fields * bag_size, device=rows.device)
-        bags = bags.repeat_interleave(lengths, output_size=values.numel())
-        return pooled.reshape(fields, bag_size, self.dim), _Lookup(rows, bags, weights)
+    def pool(self, ids: _Bags) -> tuple[Tensor, _Lookup]:
+        """[F * B, D], feature-major, and what the update needs."""
+        num_ids, fields = ids.values.numel(), len(self._rows)
+        if ids.lengths is None:
+            rows = (ids.values.reshape(fields, -1) + self.first_rows.unsqueeze(1)).flatten()
+            offsets, bags = torch.arange(num_ids, device=rows.device), None
+        else:
+            ids_F = ids.lengths.reshape(fields, -1).sum(dim=1)
+            rows = ids.values + self.first_rows.repeat_interleave(ids_F, output_size=num_ids)
+            offsets = ids.lengths.cumsum(0) - ids.lengths
+            bags = torch.arange(ids.lengths.numel(), device=rows.device)
+            bags = bags.repeat_interleave(ids.lengths, output_size=num_ids)
+        pooled = embedding_bag(rows, self.weight, offsets, mode="sum", per_sample_weights=ids.weights)
+        return pooled, _Lookup(rows, bags, ids.weights)
 
 
-class TorchEmbeddings(nn.Module):
-    """Implements :class:`erase_rec.protocols.Embeddings`."""
-
-    iteration: Tensor
+class TorchEmbeddings(TableModule):
+    """Implements :class:`erase_rec.protocols.Embeddings` on any device. Synchronises the host on CUDA."""
 
     def __init__(
         self,
@@ -81,77 +99,53 @@ class TorchEmbeddings(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Builds tables with their initial weights on ``device``; float64 serves exactness tests."""
-        super().__init__()
-        self._tables = list(tables)
-        self.feature_dims = [table.dim for table in tables]
+        super().__init__(tables, optimizer.kind)
         self._config = optimizer
         self._lr = optimizer.lr
-        dims = list(dict.fromkeys(self.feature_dims))
+        dims = dict.fromkeys(self.feature_dims)
         self._members = [[i for i, table in enumerate(tables) if table.dim == dim] for dim in dims]
-        self.groups = nn.ModuleList(
-            _Group([tables[i] for i in members], seed, optimizer.kind, dtype) for members in self._members
-        )
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.int64))
+        self._groups = [
+            _Group([tables[i] for i in members], seed, optimizer.kind, device, dtype) for members in self._members
+        ]
+        self.groups = nn.ModuleList(self._groups)
         self.to(device)
-        self._lookups: list[_Lookup] = []
+        self._pending: tuple[Tensor, list[_Lookup]] | None = None
 
     def forward(self, sparse: SparseBatch) -> Tensor:
-        """See :class:`erase_rec.protocols.Embeddings`."""
-        check_ids(sparse, self._tables)
-        bag_size = sparse.lengths.numel() // max(sparse.num_features, 1)
-        weights = bag_weights(sparse, self._tables)
-        if not self._tables:
-            return sparse.values.new_zeros((bag_size, 0), dtype=torch.float32)
-        pooled: list[Tensor | None] = [None] * len(self._tables)
-        lookups = []
+        """See :class:`erase_rec.protocols.Embeddings`; of the tables' dtype.
+
+        Raises:
+            IdRangeError: an id is outside its table.
+        """
+        self.check_ids(sparse)
+        pooled: dict[int, Tensor] = {}
+        lookups: list[_Lookup] = []
         with torch.no_grad():
-            for members, group in zip(self._members, self.groups, strict=True):
-                assert isinstance(group, _Group)
-                ids, lengths, group_weights = _select(sparse, weights, members, bag_size)
-                pooled_FBD, lookup = group.pool(ids, lengths, group_weights, bag_size)
+            for members, group, ids in zip(self._members, self._groups, self._select(sparse), strict=True):
+                pooled_group, lookup = group.pool(ids)
+                pooled.update(zip(members, pooled_group.chunk(len(members)), strict=True))
                 lookups.append(lookup)
-                for position, feature in enumerate(members):
-                    pooled[feature] = pooled_FBD[position]
-            result = torch.cat([part for part in pooled if part is not None], dim=1)
+            result = torch.cat([pooled[feature] for feature in range(len(self._tables))], dim=1)
         if torch.is_grad_enabled():
-            self._lookups = lookups
-            result.requires_grad_()
+            self._pending = (result.requires_grad_(), lookups)
         return result
 
     @torch.no_grad()
     def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
-        """See :class:`erase_rec.protocols.Embeddings`."""
-        self.iteration += 1
+        """See :class:`erase_rec.protocols.Embeddings`; ``pooled`` is what the last training forward returned."""
+        assert self._pending is not None
+        assert self._pending[0] is pooled
+        (_, lookups), self._pending = self._pending, None
+        if self._iteration is not None:
+            self._iteration += 1
+        iteration = 0 if self._iteration is None else int(self._iteration)
         parts = torch.split(gradient, self.feature_dims, dim=1)
-        for members, group, lookup in zip(self._members, self.groups, self._lookups, strict=True):
-            assert isinstance(group, _Group)
-            gradient_FBD = torch.stack([parts[i] for i in members]).to(group.weight.dtype)
-            per_id = gradient_FBD.reshape(-1, group.dim)[lookup.bags]
-            if lookup.weights is not None:
-                per_id = per_id * lookup.weights.unsqueeze(1)
-            rows, inverse = torch.unique(lookup.rows, return_inverse=True)
-            per_row = per_id.new_zeros(rows.numel(), group.dim).index_add_(0, inverse, per_id)
-            self._update(group, rows, per_row)
-        self._lookups = []
-
-    def _update(self, group: _Group, rows: Tensor, gradient: Tensor) -> None:
-        """One optimizer step of the touched rows: FBGEMM's exact (rowwise) Adagrad, Adam and SGD."""
-        config = self._config
-        state = {f"state_{name}": group.get_buffer(f"state_{name}") for name in STATE_NAMES[config.kind]}
-        if config.kind == "rowwise_adagrad":
-            total = state["state_sum"].index_add_(0, rows, gradient.square().mean(dim=1))[rows]
-            gradient = gradient / (total.sqrt() + config.eps).unsqueeze(1)
-        elif config.kind == "adagrad":
-            total = state["state_sum"].index_add_(0, rows, gradient.square())[rows]
-            gradient = gradient / (total.sqrt() + config.eps)
-        elif config.kind == "adam":
-            first = state["state_exp_avg"][rows].lerp_(gradient, 1 - config.beta1)
-            second = state["state_exp_avg_sq"][rows].lerp_(gradient.square(), 1 - config.beta2)
-            state["state_exp_avg"][rows], state["state_exp_avg_sq"][rows] = first, second
-            step = self.iteration.to(gradient.dtype)
-            first = first / (1 - config.beta1**step)
-            gradient = first / ((second / (1 - config.beta2**step)).sqrt() + config.eps)
-        group.weight.index_add_(0, rows, gradient, alpha=-self._lr)
+        for members, group, lookup in zip(self._members, self._groups, lookups, strict=True):
+            if lookup.rows.numel() == 0:
+                continue
+            bag_gradient = torch.cat([parts[i] for i in members]).to(group.weight.dtype)
+            rows, row_gradient = sum_by_row(lookup.rows, lookup.bags, lookup.weights, bag_gradient)
+            update_rows(group.weight, group.state(), rows, row_gradient, self._config, self._lr, iteration)
 
     def set_lr(self, lr: float) -> None:
         """See :class:`erase_rec.protocols.Embeddings`."""
@@ -159,39 +153,36 @@ class TorchEmbeddings(nn.Module):
 
     def tables(self) -> Mapping[str, Tensor]:
         """See :class:`erase_rec.protocols.Embeddings`."""
-        return self._by_table("weight")
+        return {table.name: self._of_table(i, "weight") for i, table in enumerate(self._tables)}
 
-    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """See :class:`erase_rec.protocols.Embeddings`; ``iteration`` is shared by all tables."""
-        state: dict[str, dict[str, Tensor]] = {table.name: {"iteration": self.iteration} for table in self._tables}
-        for name in STATE_NAMES[self._config.kind]:
-            for table, value in self._by_table(f"state_{name}").items():
-                state[table][name] = value
-        return state
+    def _table_states(self) -> Sequence[Sequence[Tensor]]:
+        return [[self._of_table(i, name) for name in self._state_names] for i in range(len(self._tables))]
 
-    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """See :class:`erase_rec.protocols.Embeddings`."""
-        for table, entries in self.optimizer_state().items():
-            for name, value in entries.items():
-                value.copy_(state[table][name])
+    def _of_table(self, feature: int, buffer: str) -> Tensor:
+        """The rows of one table in a group's buffer; a view."""
+        index = next(index for index, members in enumerate(self._members) if feature in members)
+        group = self._groups[index]
+        return group.split(group.get_buffer(buffer))[self._members[index].index(feature)]
 
-    def _by_table(self, buffer: str) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = {}
-        for group in self.groups:
-            assert isinstance(group, _Group)
-            names = [table.name for table in group.tables]
-            parts.update(zip(names, group.split(group.get_buffer(buffer)), strict=True))
-        return {table.name: parts[table.name] for table in self._tables}
-
-
-def _select(
-    sparse: SparseBatch, weights: Tensor | None, members: Sequence[int], bag_size: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Ids, lengths and weights of some features, feature-major."""
-    if len(members) == sparse.num_features:
-        return sparse.values, sparse.lengths.long(), weights
-    lengths_FB = sparse.lengths.reshape(sparse.num_features, bag_size).long()
-    sizes = lengths_FB.sum(dim=1).tolist()  # host synchronisation; only with several embedding dims
-    ids = torch.split(sparse.values, sizes)
-    chosen = None if weights is None else torch.cat([torch.split(weights, sizes)[i] for i in members])
-    return torch.cat([ids[i] for i in members]), lengths_FB[list(members)].flatten(), chosen
+    def _select(self, sparse: SparseBatch) -> list[_Bags]:
+        """Each group's ids. Synchronises the host for multi-valued bags of several embedding dims."""
+        weights = self.bag_weights(sparse, self._groups[0].weight.dtype)
+        lengths = None if sparse.single_valued else sparse.lengths.long()
+        if len(self._groups) == 1:
+            return [_Bags(sparse.values, lengths, weights)]
+        fields = len(self._tables)
+        if lengths is None:
+            sizes = [sparse.values.numel() // fields] * fields
+        else:
+            sizes = lengths.reshape(fields, -1).sum(dim=1).tolist()
+        ids_F = torch.split(sparse.values, sizes)
+        weights_F = None if weights is None else torch.split(weights, sizes)
+        lengths_F = None if lengths is None else lengths.reshape(fields, -1)
+        return [
+            _Bags(
+                torch.cat([ids_F[i] for i in members]),
+                None if lengths_F is None else torch.cat([lengths_F[i] for i in members]),
+                None if weights_F is None else torch.cat([weights_F[i] for i in members]),
+            )
+            for members in self._members
+        ]

@@ -1,0 +1,83 @@
+"""Which backend a configuration gets, and what it is told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from erase_rec.batch import SparseBatch
+from erase_rec.config.schema import Config
+from erase_rec.errors import ConfigError, UserError
+from models.embeddings import build
+from models.embeddings.build import build_embeddings, choose_backend
+from models.embeddings.torch_backend import TorchEmbeddings
+from models.embeddings.torchrec_backend import TorchRecEmbeddings
+
+CPU = torch.device("cpu")
+
+
+def config(backend: str = "auto", kind: str = "rowwise_adagrad", dim: int = 8, names: str = "ab") -> Config:
+    sections: dict[str, Any] = {
+        "data": {"kind": "criteo"},
+        "features": {"sparse": [{"name": name, "num_embeddings": 10} for name in names]},
+        "embedding": {"backend": backend, "dim": dim},
+        "towers": [{"name": "deep", "kind": "mlp"}],
+        "optimizer": {"sparse": {"kind": kind}},
+        "train": {"steps": 1},
+    }
+    return Config.model_validate(sections)
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("auto", "torchrec"), ("torchrec", "torchrec"), ("torch", "torch")])
+def test_the_backend_that_is_asked_for_is_built(backend: str, expected: str) -> None:
+    assert choose_backend(config(backend), CPU)[0] == expected
+    embeddings = build_embeddings(config(backend), {"a": 12, "b": 5}, CPU)
+    assert isinstance(embeddings, TorchRecEmbeddings if expected == "torchrec" else TorchEmbeddings)
+    assert {name: tuple(table.shape) for name, table in embeddings.tables().items()} == {"a": (12, 8), "b": (5, 8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kind": "adam"}, "FBGEMM has no Adam on the CPU"),
+        ({"dim": 10}, "multiples of 4, found 10 of feature 'a', 10 of feature 'b'"),
+    ],
+)
+def test_what_fbgemm_cannot_do_falls_back_or_is_refused(changes: dict[str, Any], reason: str) -> None:
+    backend, why = choose_backend(config(**changes), CPU)
+    assert backend == "torch"
+    assert reason in why
+    with pytest.raises(UserError, match=r"embedding\.backend: torchrec: .*embedding\.backend=torch") as error:
+        build_embeddings(config("torchrec", **changes), {"a": 12, "b": 5}, CPU)
+    assert reason in str(error.value)
+
+
+def test_untested_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "triple_problem", lambda: "found torch 2.12.0")
+    assert choose_backend(config(), CPU) == ("torch", "found torch 2.12.0")
+    with pytest.raises(UserError, match=r"found torch 2\.12\.0"):
+        choose_backend(config("torchrec"), CPU)
+
+
+def test_without_torchrec_and_fbgemm_tables_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in {"torchrec", "fbgemm_gpu"}]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+    assert choose_backend(config(), CPU)[0] == "torch"
+    assert "does not import" in choose_backend(config(), CPU)[1]
+    embeddings = build_embeddings(config(), {"a": 12, "b": 5}, CPU)
+    ids = SparseBatch(torch.arange(4), torch.ones(4, dtype=torch.int32), None, 2, single_valued=True)
+    pooled = embeddings(ids)
+    before = pooled.detach().clone()
+    embeddings.backward_and_update(pooled, torch.ones(2, 16))
+    with torch.no_grad():
+        assert bool((embeddings(ids) < before).all())
+
+
+def test_a_model_without_sparse_features_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"features\.sparse: .*at least 1"):
+        build_embeddings(config(names=""), {}, CPU)
