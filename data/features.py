@@ -1,0 +1,187 @@
+"""The features: fitted on the training rows, then the same transform for every row there is.
+
+Fitting and encoding both go block by block. What fitting found is saved in the run folder, so that other files are
+encoded identically later.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data.cells import BadCellError, CellBags, Cells
+from data.dense import Standard, transform
+from data.encoding import Encoding
+from data.errors import DataError
+from data.feature_cells import cells_of, origin_of, placed, read_dense, read_sparse, subject_of
+from data.hashing import HashBuckets
+from data.id_range import IdRange
+from data.label import read_labels
+from data.sources.source import Block
+from data.table import Bags, EncodedTable, RowArray, SparseColumn
+from data.vocabulary import Vocabulary
+from erase_rec.config.schema import FeaturesConfig, LabelConfig, SparseFeatureConfig
+
+FORMAT = 1
+STATE_FILE = "features.json"
+ENCODINGS_FILE = "encodings.arrow"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Fitted features.
+
+    Attributes:
+        config: the features, defaults filled in.
+        standards: moments of each dense feature; those of ``standardize`` are fitted.
+        encodings: of each sparse feature.
+    """
+
+    config: FeaturesConfig
+    standards: tuple[Standard, ...]
+    encodings: tuple[Encoding, ...]
+
+    @property
+    def table_rows(self) -> dict[str, int]:
+        """Rows of each sparse feature's embedding table, by feature name."""
+        return {
+            feature.name: encoding.table_rows
+            for feature, encoding in zip(self.config.sparse, self.encodings, strict=True)
+        }
+
+    def encode(self, block: Block, label_column: str, label: LabelConfig) -> EncodedTable:
+        """Encodes rows.
+
+        Raises:
+            DataError: a cell or a column cannot be read; names file, line, column and the way out.
+        """
+        num_rows = block.columns.num_rows
+        dense = np.empty((num_rows, len(self.config.dense)), dtype=np.float32)
+        num_missing, num_clipped = [], []
+        for position, (feature, standard) in enumerate(zip(self.config.dense, self.standards, strict=True)):
+            values = read_dense(block, feature)
+            num_missing.append(int(np.count_nonzero(np.isnan(values))))
+            dense[:, position], clipped = transform(values, feature, standard)
+            num_clipped.append(clipped)
+        sparse = []
+        for category, encoding in zip(self.config.sparse, self.encodings, strict=True):
+            cells = read_sparse(block, category)
+            num_missing.append(cells.num_missing)
+            sparse.append(_encode_sparse(block, category, encoding, cells))
+        with placed(block, f"label column {label_column!r}"):
+            labels = read_labels(block.columns[label_column], label)
+        return EncodedTable(
+            dense=dense,
+            sparse=tuple(sparse),
+            label=labels,
+            origins=(origin_of(block),),
+            origin_starts=np.zeros(1, dtype=np.int64),
+            num_missing=np.array(num_missing, dtype=np.int64),
+            num_clipped=np.array(num_clipped, dtype=np.int64),
+        )
+
+    def empty(self) -> EncodedTable:
+        """A table without rows."""
+        nothing = np.zeros(1, dtype=np.int64)
+        return EncodedTable(
+            dense=np.empty((0, len(self.config.dense)), dtype=np.float32),
+            sparse=tuple(
+                Bags(
+                    np.empty(0, dtype=_row_type(encoding)),
+                    nothing,
+                    np.empty(0, dtype=np.float32) if feature.weights is not None else None,
+                )
+                if feature.multi_valued
+                else np.empty(0, dtype=_row_type(encoding))
+                for feature, encoding in zip(self.config.sparse, self.encodings, strict=True)
+            ),
+            label=np.empty(0, dtype=np.uint8),
+            origins=(),
+            origin_starts=np.empty(0, dtype=np.int64),
+            num_missing=np.zeros(len(self.config.dense) + len(self.config.sparse), dtype=np.int64),
+            num_clipped=np.zeros(len(self.config.dense), dtype=np.int64),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes ``features.json`` and ``encodings.arrow`` into ``folder``, which is made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {
+            "format": FORMAT,
+            "features": self.config.model_dump(mode="json"),
+            "standards": [asdict(standard) for standard in self.standards],
+        }
+        # One row, a list a feature: each feature's state has its own length.
+        lists = [
+            pa.LargeListArray.from_arrays(pa.array([0, len(found)], pa.int64()), found)
+            for found in (encoding.state() for encoding in self.encodings)
+        ]
+        table = pa.table(lists, names=[str(position) for position in range(len(lists))])
+        with pa.OSFile(str(folder / ENCODINGS_FILE), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Features:
+        """Takes over what :meth:`save` wrote.
+
+        Raises:
+            DataError: the files are not there, or of another version.
+        """
+        try:
+            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            with pa.OSFile(str(folder / ENCODINGS_FILE)) as source:
+                table = pa.ipc.open_file(source).read_all()
+        except (OSError, json.JSONDecodeError, pa.ArrowInvalid) as error:
+            raise DataError(f"{folder}: the fitted features cannot be read ({error}); start the run again") from error
+        if state.get("format") != FORMAT:
+            raise DataError(
+                f"{folder / STATE_FILE}: format {state.get('format')!r}, this version reads {FORMAT}; "
+                "use the version that wrote it"
+            )
+        config = FeaturesConfig.model_validate(state["features"])
+        standards = tuple(Standard(**moments) for moments in state["standards"])
+        found = [column.combine_chunks().flatten() for column in table.columns]
+        return cls(config, standards, tuple(map(_restore, config.sparse, found)))
+
+
+def _encode_sparse(
+    block: Block, feature: SparseFeatureConfig, encoding: Encoding, read: Cells | CellBags
+) -> SparseColumn:
+    cells = cells_of(read)
+    # A dictionary column may hold texts that none of these rows has: they must not be looked up, nor refused.
+    used = np.flatnonzero(np.bincount(cells.codes, minlength=len(cells.texts)))
+    with placed(block, subject_of(feature)):
+        try:
+            found = encoding.rows(cells.texts.take(pa.array(used)))
+        except BadCellError as error:
+            cell = int((cells.codes == used[error.row]).argmax())
+            bag = int(np.searchsorted(read.offsets, cell, side="right")) - 1 if isinstance(read, CellBags) else cell
+            raise BadCellError(bag, str(error)) from None
+    rows_of = np.zeros(len(cells.texts), dtype=_row_type(encoding))
+    rows_of[used] = found
+    values: RowArray = rows_of[cells.codes]
+    return Bags(values, read.offsets, read.weights) if isinstance(read, CellBags) else values
+
+
+def _row_type(encoding: Encoding) -> type[np.int32] | type[np.int64]:
+    return np.int32 if encoding.table_rows <= np.iinfo(np.int32).max else np.int64
+
+
+def _restore(feature: SparseFeatureConfig, state: pa.Array) -> Encoding:
+    match feature.encoding:
+        case "hash":
+            return HashBuckets.restore(state, size_of(feature))
+        case "vocabulary":
+            return Vocabulary(state)
+        case "id":
+            return IdRange(size_of(feature))
+
+
+def size_of(feature: SparseFeatureConfig) -> int:
+    """``num_embeddings`` of an encoding that needs it."""
+    assert feature.num_embeddings is not None, "the configuration's rules demand num_embeddings"
+    return feature.num_embeddings
