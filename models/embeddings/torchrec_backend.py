@@ -1,10 +1,11 @@
 """Embedding tables through TorchRec: one FusedEmbeddingBagCollection, its optimizer fused into FBGEMM's backward.
 
 The collection makes tables, kernel and optimizer; lookups call its kernel (FBGEMM's table-batched embeddings)
-directly. The collection's own forward takes the batch apart feature by feature and joins it again: 4.4 ms against
-1.2 ms for 26 features, 1024 rows and dim 16 on one CPU core, and on CUDA a host synchronisation for bags of unknown
-length. It also joins its per-pooling kernels in kernel order, which is not the order of its names when poolings
-alternate; here there is one kernel, see :class:`models.embeddings.layout.TableModule`. (torchrec 1.6 and 1.8)
+directly. The collection's own forward takes the batch apart feature by feature and joins it again: 0.82 ms against
+0.19 ms on an H200 (26 features, 1024 rows, dim 64; torchrec 1.6.1), 4.4 ms against 1.2 ms on one CPU core (dim 16;
+torchrec 1.8.0), and on CUDA a host synchronisation. It also joins its per-pooling kernels in kernel order, which is
+not the order of its names when poolings alternate; here there is one kernel, see
+:class:`models.embeddings.layout.TableModule`.
 """
 
 from __future__ import annotations
