@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 
 class UserError(ValueError):
@@ -20,9 +21,12 @@ class ConfigError(UserError):
         super().__init__("\n  - ".join((f"{heading}:", *self.problems)))
 
 
+def closest(name: str, valid: Sequence[str]) -> str | None:
+    """The valid name that ``name`` was probably meant to be."""
+    return next(iter(get_close_matches(name, valid, n=1, cutoff=0.6)), None)
+
+
 def nearest(name: str, valid: Sequence[str]) -> str:
     """``; did you mean 'x'?`` for a misspelt name, or an empty text."""
-    import difflib
-
-    found = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    found = closest(name, valid)
+    return "" if found is None else f"; did you mean {found!r}?"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from erase_rec.config.types import Boolean, Integer, Model, Number, Text, Texts
+from erase_rec.config.types import Boolean, Integer, Model, Number, Selection, Text, Texts
 
 PositiveInt = Annotated[Integer, Field(gt=0)]
 NonNegativeInt = Annotated[Integer, Field(ge=0)]
@@ -94,6 +94,10 @@ class SparseFeatureConfig(Model):
     """Category that a missing cell takes; ``None`` or empty: missing stays a category of its own."""
 
 
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
 class DenseDefaults(Model):
     """Defaults of ``features.dense`` entries."""
 
@@ -122,8 +126,8 @@ class FeaturesConfig(Model):
 
     dense_defaults: DenseDefaults = DenseDefaults()
     sparse_defaults: SparseDefaults = SparseDefaults()
-    dense: tuple[DenseFeatureConfig, ...] = ()
-    sparse: tuple[SparseFeatureConfig, ...] = ()
+    dense: tuple[Annotated[DenseFeatureConfig, BeforeValidator(_named)], ...] = ()
+    sparse: tuple[Annotated[SparseFeatureConfig, BeforeValidator(_named)], ...] = ()
 
 
 class EmbeddingConfig(Model):
@@ -148,8 +152,8 @@ class LossConfig(Model):
 class TowerInputsConfig(Model):
     """What a tower reads: everything, nothing, or the named features."""
 
-    dense: Boolean | Texts = True
-    sparse: Boolean | Texts = True
+    dense: Selection = True
+    sparse: Selection = True
 
 
 class TowerConfig(Model):
@@ -232,8 +236,8 @@ class LRScheduleConfig(Model):
     """``step``: steps between two multiplications by ``gamma``."""
     gamma: Fraction = 0.1
     """``step`` and ``plateau``: the multiplier."""
-    patience: NonNegativeInt = 1
-    """``plateau``: evaluations without improvement before the multiplication."""
+    patience: PositiveInt = 1
+    """``plateau``: evaluations in a row without improvement before the multiplication."""
     metric: Text = "eval.ne"
     """``plateau``: what is watched."""
 

@@ -91,7 +91,18 @@ def _text(value: Any) -> str:
 
 
 def _one_or_many(value: Any) -> Any:
+    if value is None:
+        return ()
     return [value] if isinstance(value, str) else value
+
+
+def _selection(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_text(item) for item in value)
+    try:
+        return _boolean(value)
+    except ValueError:
+        raise ValueError(f"expected true, false or a list of names, found {value!r}") from None
 
 
 Number = Annotated[float, BeforeValidator(_number)]
@@ -99,4 +110,6 @@ Integer = Annotated[int, BeforeValidator(_integer)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 Text = Annotated[str, BeforeValidator(_text)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)]
-"""One text or a list of texts."""
+"""One text or a list of texts; null: no text."""
+Selection = Annotated[bool | tuple[str, ...], BeforeValidator(_selection)]
+"""Everything (true), nothing (false), or a list of names."""

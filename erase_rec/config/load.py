@@ -1,0 +1,143 @@
+"""Loads a configuration: file, bases, overrides, schema, defaults, preset, components, rules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from erase_rec.config.catalog import Catalog
+from erase_rec.config.components import fill_params
+from erase_rec.config.document import KeyPath, Node, display
+from erase_rec.config.feature_defaults import IDLE_DEFAULTS, apply_feature_defaults
+from erase_rec.config.legality import RULES, unavailable
+from erase_rec.config.merge import merge, read_with_bases
+from erase_rec.config.overrides import parse_overrides
+from erase_rec.config.presets import apply_preset
+from erase_rec.config.rules import Rule
+from erase_rec.config.schema import Config
+from erase_rec.config.validate import Problem, Validated, validate_config
+from erase_rec.errors import ConfigError, UserError, nearest
+
+SHIPPED = Path(__file__).resolve().parents[2] / "configs"
+"""The configurations of the checkout."""
+
+
+PRESET: KeyPath = ("schedule", "preset")
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A configuration that can be run.
+
+    Attributes:
+        config: complete: defaults, preset and ``params`` filled, all combinations checked.
+        path: the file.
+        name: the file's stem.
+        hash: 16 hexadecimal digits; equal for equal configurations, ``run`` aside.
+    """
+
+    config: Config
+    path: Path
+    name: str
+    hash: str
+
+
+def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), *, catalog: Catalog) -> LoadedConfig:
+    """Reads a configuration, also the ``config.yaml`` of a run folder, which comes back as it was.
+
+    Args:
+        name_or_path: a path, or the name of a shipped configuration; ``.yaml`` may be left out.
+        overrides: ``key=value`` texts, see :mod:`erase_rec.config.overrides`.
+        catalog: towers, local losses and sources that may be named.
+
+    Raises:
+        UserError: no such file.
+        ConfigError: what is wrong with it, all of it.
+    """
+    path = find_config(name_or_path)
+    document, problems = read_with_bases(path)
+    patch, more = parse_overrides(overrides, document)
+    problems += more
+    document, more = merge(document, patch)
+    problems += more
+    config, found = _resolve(document, catalog, preset_overridden=len(list(patch.descend(PRESET))) > len(PRESET))
+    problems += [
+        f"{document.place_of(problem.path)}: {document.shown(problem.path)}: {problem.message}" for problem in found
+    ]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    assert config is not None
+    return LoadedConfig(config, path, path.stem, config_hash(config))
+
+
+def find_config(name_or_path: str | Path) -> Path:
+    """Looks up a configuration: as given, then in the checkout's ``configs/``, each also with ``.yaml``.
+
+    Raises:
+        UserError: there is none; says where it looked and what there is.
+    """
+    name = Path(name_or_path)
+    folders = (Path(), SHIPPED)
+    candidates = [folder / spelt for folder in folders for spelt in (name, Path(f"{name}.yaml"))]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
+    beside = sorted(path.name for path in name.parent.glob("*.yaml"))
+    looked = ", ".join(dict.fromkeys(display(candidate) for candidate in candidates))
+    raise UserError(
+        f"configuration {str(name_or_path)!r} not found; looked for {looked}"
+        f"{nearest(f'{name.stem}.yaml', [*shipped, *beside])}; shipped: {', '.join(shipped) or 'none'}"
+    )
+
+
+def dump_config(config: Config) -> str:
+    """YAML that :func:`load_config` reads as an equal configuration."""
+    plain = config.model_dump(mode="json")
+    return yaml.dump(plain, Dumper=_TextDumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def config_hash(config: Config) -> str:
+    """Hash of everything but ``run``, which says where results go and not what they are."""
+    text = json.dumps(config.model_dump(mode="json", exclude={"run"}), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _TextDumper(yaml.SafeDumper):
+    """PyYAML writes line breaks such as U+0085 as they are, and reads them back as spaces; here they are escaped."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_TextDumper.add_representer(str, _TextDumper.represent_text)
+
+
+def _resolve(document: Node, catalog: Catalog, *, preset_overridden: bool) -> tuple[Config | None, list[Problem]]:
+    validated = validate_config(document.plain())
+    problems = list(validated.problems)
+    if validated.config is None:
+        return None, problems
+    problems += _broken([IDLE_DEFAULTS], validated.config, validated)
+    config, filled = apply_preset(apply_feature_defaults(validated.config))
+    if preset_overridden and not filled:
+        message = "has no effect: the file says itself all that a preset fills; override those keys"
+        problems.append(Problem(PRESET, message))
+    config, more = fill_params(config, validated, catalog)
+    problems += more
+    problems += _broken(RULES, config, validated)
+    problems += [Problem(*entry) for entry in unavailable(config, filled) if validated.trusts(entry[0])]
+    return config, problems
+
+
+def _broken(rules: Iterable[Rule], config: Config, validated: Validated) -> Iterator[Problem]:
+    """Rules broken by what the user wrote; values put in for wrong ones break none."""
+    for rule in rules:
+        for finding in rule.find(config):
+            if all(map(validated.trusts, (finding.path, *finding.also))):
+                yield Problem(finding.path, rule.message(finding))
