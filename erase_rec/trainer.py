@@ -183,11 +183,16 @@ class Trainer:
         self.log.scalars(step, values)
         self.progress.report(step, values)
         if step >= max(2 * config.optimizer.lr_schedule.warmup_steps, self.total_steps // 10):
-            for sentence in health_warnings(window):
+            for sentence in health_warnings(self._judged(window)):
                 if sentence not in self._said:
                     self._said.add(sentence)
                     self.progress.message(f"warning: step {step}: {sentence}")
         self.timer.resume()
+
+    def _judged(self, window: Mapping[str, float]) -> dict[str, float]:
+        """Metrics that can be bad: under the ``joint`` target a tower's logit is a term of a sum, no prediction."""
+        joint = {tower.name for tower in self.parts.config.towers if tower.loss and tower.loss.target == "joint"}
+        return {tag: value for tag, value in window.items() if tag not in {f"tower/{name}/ne" for name in joint}}
 
     def _evaluate(self) -> None:
         """Scores the held-out rows once a step number, and lets plateau, early stopping and best see the result."""
