@@ -99,8 +99,11 @@ def read_categories(column: pa.ChunkedArray, missing_values: Sequence[str] = (),
         BadColumnError: the type holds no categories.
     """
     array = _one_chunk(column)
-    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    texts = pa.concat_arrays([_as_text(encoded.dictionary, array.type), pa.nulls(1, pa.large_string())])
+    is_dictionary = pa.types.is_dictionary(array.type)
+    if not _holds_categories(array.type.value_type if is_dictionary else array.type):
+        raise BadColumnError(array.type, CATEGORY_TYPES)
+    encoded = array if is_dictionary else array.dictionary_encode()
+    texts = pa.concat_arrays([_as_text(encoded.dictionary), pa.nulls(1, pa.large_string())])
     codes: IntArray = encoded.indices.cast(pa.int64()).fill_null(len(texts) - 1).to_numpy()
     missing = _is_missing(texts, missing_values)
     texts = pc.if_else(missing, fill or None, texts)
@@ -169,10 +172,10 @@ def read_numbers(column: pa.ChunkedArray, missing_values: Sequence[str] = ()) ->
         texts = pc.utf8_trim_whitespace(array.cast(pa.large_string()))
         texts = pc.if_else(_is_missing(texts, missing_values), None, texts)
         return _nan_for_null(_parse(texts))
-    if pa.types.is_boolean(kind) or pa.types.is_float16(kind):
-        array = array.cast(pa.float32() if pa.types.is_float16(kind) else pa.int8())
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or _is_decimal_or_null(kind)):
+    if not _holds_numbers(kind):
         raise BadColumnError(kind, NUMBER_TYPES)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int8())
     values = _nan_for_null(array.cast(pa.float64(), safe=False))
     absent = [float(text) for text in missing_values if _is_number(text)]
     return np.where(np.isin(values, absent), np.nan, values) if absent else values
@@ -220,8 +223,18 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _is_decimal_or_null(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_decimal(kind) or pa.types.is_null(kind))
+def _holds_numbers(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def _holds_categories(kind: pa.DataType) -> bool:
+    return _is_text(kind) or _holds_numbers(kind)
 
 
 def _is_number(text: str) -> bool:
@@ -233,21 +246,18 @@ def _is_number(text: str) -> bool:
 
 
 def _is_missing(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
-    return pc.is_in(texts, value_set=pa.array(["", *missing_values], texts.type)).fill_null(True)
+    return pc.is_in(texts, value_set=pa.array([None, "", *missing_values], texts.type))
 
 
-def _as_text(values: pa.Array, column_type: pa.DataType) -> pa.Array:
+def _as_text(values: pa.Array) -> pa.Array:
     """Each distinct value as text, large_string; nulls stay."""
-    kind = values.type
-    if pa.types.is_floating(kind):
-        numbers = values.cast(pa.float64()).fill_null(np.nan).to_numpy()
-        whole = (np.abs(numbers) < LARGEST_EXACT_FLOAT) & (numbers == np.trunc(numbers))
-        integers = pa.array(np.where(whole, numbers, 0).astype(np.int64)).cast(pa.large_string())
-        texts = pc.if_else(pa.array(whole), integers, values.cast(pa.large_string()))
-        return pc.if_else(pa.array(np.isnan(numbers)), None, texts)
-    if _is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_decimal_or_null(kind):
+    if not pa.types.is_floating(values.type):
         return values.cast(pa.large_string())
-    raise BadColumnError(column_type, CATEGORY_TYPES)
+    numbers = values.cast(pa.float64()).fill_null(np.nan).to_numpy()
+    whole = (np.abs(numbers) < LARGEST_EXACT_FLOAT) & (numbers == np.trunc(numbers))
+    integers = pa.array(np.where(whole, numbers, 0).astype(np.int64)).cast(pa.large_string())
+    texts = pc.if_else(pa.array(whole), integers, values.cast(pa.large_string()))
+    return pc.if_else(pa.array(np.isnan(numbers)), None, texts)
 
 
 def _flatten(array: pa.Array, separator: str | None, missing_values: Sequence[str]) -> tuple[pa.Array, IntArray]:

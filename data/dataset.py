@@ -50,7 +50,7 @@ class Datasets:
         unseen_share: the same over all sparse features.
         missing_share: share of missing cells (and empty bags) of each feature, before ``fill``, in the training
             source's rows, whether or not they are held out.
-        num_clipped: dense values, in all rows read, that were clipped to float32's range.
+        num_clipped: dense values of the same rows that were clipped to float32's range.
         bayes_ne: NE of the true probabilities on the held-out rows, where they are known.
     """
 

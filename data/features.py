@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from data.cells import BadCellError, CellBags, Cells
 from data.dense import Standard, transform
-from data.encoding import Encoding
+from data.encoding import Encoding, IntArray
 from data.errors import DataError
 from data.feature_cells import cells_of, origin_of, placed, read_dense, read_sparse, subject_of
 from data.hashing import HashBuckets
 from data.id_range import IdRange
 from data.label import read_labels
 from data.sources.source import Block
-from data.table import Bags, EncodedTable, RowArray, SparseColumn
+from data.table import Bags, EncodedTable
 from data.vocabulary import Vocabulary
 from erase_rec.config.schema import FeaturesConfig, LabelConfig, SparseFeatureConfig
 
@@ -67,16 +67,23 @@ class Features:
             num_missing.append(int(np.count_nonzero(np.isnan(values))))
             dense[:, position], clipped = transform(values, feature, standard)
             num_clipped.append(clipped)
-        sparse = []
-        for category, encoding in zip(self.config.sparse, self.encodings, strict=True):
+        ids = np.empty((num_rows, sum(not feature.multi_valued for feature in self.config.sparse)), self._row_type)
+        single = iter(ids.T)
+        bags = {}
+        for position, (category, encoding) in enumerate(zip(self.config.sparse, self.encodings, strict=True)):
             cells = read_sparse(block, category)
             num_missing.append(cells.num_missing)
-            sparse.append(_encode_sparse(block, category, encoding, cells))
+            rows = _table_rows(block, category, encoding, cells)
+            if isinstance(cells, CellBags):
+                bags[position] = Bags(rows.astype(self._row_type), cells.offsets, cells.weights)
+            else:
+                next(single)[:] = rows
         with placed(block, f"label column {label_column!r}"):
             labels = read_labels(block.columns[label_column], label)
         return EncodedTable(
             dense=dense,
-            sparse=tuple(sparse),
+            ids=ids,
+            bags=bags,
             label=labels,
             origins=(origin_of(block),),
             origin_starts=np.zeros(1, dtype=np.int64),
@@ -86,25 +93,30 @@ class Features:
 
     def empty(self) -> EncodedTable:
         """A table without rows."""
-        nothing = np.zeros(1, dtype=np.int64)
+        single = sum(not feature.multi_valued for feature in self.config.sparse)
         return EncodedTable(
             dense=np.empty((0, len(self.config.dense)), dtype=np.float32),
-            sparse=tuple(
-                Bags(
-                    np.empty(0, dtype=_row_type(encoding)),
-                    nothing,
-                    np.empty(0, dtype=np.float32) if feature.weights is not None else None,
+            ids=np.empty((0, single), dtype=self._row_type),
+            bags={
+                position: Bags(
+                    values=np.empty(0, dtype=self._row_type),
+                    offsets=np.zeros(1, dtype=np.int64),
+                    weights=None if feature.weights is None else np.empty(0, dtype=np.float32),
                 )
+                for position, feature in enumerate(self.config.sparse)
                 if feature.multi_valued
-                else np.empty(0, dtype=_row_type(encoding))
-                for feature, encoding in zip(self.config.sparse, self.encodings, strict=True)
-            ),
+            },
             label=np.empty(0, dtype=np.uint8),
             origins=(),
             origin_starts=np.empty(0, dtype=np.int64),
             num_missing=np.zeros(len(self.config.dense) + len(self.config.sparse), dtype=np.int64),
             num_clipped=np.zeros(len(self.config.dense), dtype=np.int64),
         )
+
+    @property
+    def _row_type(self) -> type[np.int32] | type[np.int64]:
+        largest = max((encoding.table_rows for encoding in self.encodings), default=0)
+        return np.int32 if largest <= np.iinfo(np.int32).max else np.int64
 
     def save(self, folder: Path) -> None:
         """Writes ``features.json`` and ``encodings.arrow`` into ``folder``, which is made."""
@@ -148,9 +160,8 @@ class Features:
         return cls(config, standards, tuple(map(_restore, config.sparse, found)))
 
 
-def _encode_sparse(
-    block: Block, feature: SparseFeatureConfig, encoding: Encoding, read: Cells | CellBags
-) -> SparseColumn:
+def _table_rows(block: Block, feature: SparseFeatureConfig, encoding: Encoding, read: Cells | CellBags) -> IntArray:
+    """Table row of each cell, int64 [cells]."""
     cells = cells_of(read)
     # A dictionary column may hold texts that none of these rows has: they must not be looked up, nor refused.
     used = np.flatnonzero(np.bincount(cells.codes, minlength=len(cells.texts)))
@@ -161,14 +172,9 @@ def _encode_sparse(
             cell = int((cells.codes == used[error.row]).argmax())
             bag = int(np.searchsorted(read.offsets, cell, side="right")) - 1 if isinstance(read, CellBags) else cell
             raise BadCellError(bag, str(error)) from None
-    rows_of = np.zeros(len(cells.texts), dtype=_row_type(encoding))
+    rows_of = np.zeros(len(cells.texts), dtype=np.int64)
     rows_of[used] = found
-    values: RowArray = rows_of[cells.codes]
-    return Bags(values, read.offsets, read.weights) if isinstance(read, CellBags) else values
-
-
-def _row_type(encoding: Encoding) -> type[np.int32] | type[np.int64]:
-    return np.int32 if encoding.table_rows <= np.iinfo(np.int32).max else np.int64
+    return rows_of[cells.codes]
 
 
 def _restore(feature: SparseFeatureConfig, state: pa.Array) -> Encoding:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.encoding import IntArray
 from data.shuffle import epoch_order
-from data.table import Bags, EncodedTable
+from data.table import EncodedTable
 from erase_rec.batch import Batch, SparseBatch
 
 
@@ -104,7 +104,7 @@ class Loader:
 def gather(table: EncodedTable, rows: IntArray) -> Batch:
     """The batch of ``rows`` [B] of ``table``."""
     return Batch(
-        dense=torch.from_numpy(table.dense[rows]),
+        dense=torch.from_numpy(table.dense.take(rows, axis=0)),
         sparse=_gather_sparse(table, rows),
         label=torch.from_numpy(table.label[rows].astype(np.float32)),
         row_ids=torch.from_numpy(rows.copy()),
@@ -112,27 +112,25 @@ def gather(table: EncodedTable, rows: IntArray) -> Batch:
 
 
 def _gather_sparse(table: EncodedTable, rows: IntArray) -> SparseBatch:
-    num_features, size = len(table.sparse), len(rows)
-    if not any(isinstance(column, Bags) for column in table.sparse):
-        ids = np.empty((num_features, size), dtype=np.int64)
-        for ids_of_feature, column in zip(ids, table.sparse, strict=True):
-            assert not isinstance(column, Bags)
-            ids_of_feature[:] = column[rows]
+    num_features, size = table.num_sparse, len(rows)
+    ids = np.ascontiguousarray(table.ids.take(rows, axis=0).T, dtype=np.int64)  # [S, B]
+    if not table.bags:
         lengths = torch.ones(num_features * size, dtype=torch.int32)
         return SparseBatch(torch.from_numpy(ids.reshape(-1)), lengths, None, num_features, single_valued=True)
-    weighted = any(isinstance(column, Bags) and column.weights is not None for column in table.sparse)
-    values, lengths_of, weights = [], [], []
-    for column in table.sparse:
-        if isinstance(column, Bags):
-            taken, length, weight = column.take(rows)
-        else:
-            taken, length, weight = column[rows], np.ones(size, dtype=np.int64), None
-        values.append(taken)
-        lengths_of.append(length)
-        weights.append(np.ones(len(taken), dtype=np.float32) if weight is None else weight)
+    bags = {position: column.take(rows) for position, column in table.bags.items()}
+    single = dict(zip(table.single_positions, ids, strict=True))
+    values = [bags[position][0] if position in bags else single[position] for position in range(num_features)]
+    lengths_FB = np.ones((num_features, size), dtype=np.int32)
+    for position, (_, length, _) in bags.items():
+        lengths_FB[position] = length
+    weights = None
+    if any(column.weights is not None for column in table.bags.values()):
+        given = {position: weight for position, (_, _, weight) in bags.items() if weight is not None}
+        ones = [np.ones(len(of_feature), dtype=np.float32) for of_feature in values]
+        weights = torch.from_numpy(np.concatenate([given.get(at, ones[at]) for at in range(num_features)]))
     return SparseBatch(
         torch.from_numpy(np.concatenate(values, dtype=np.int64)),
-        torch.from_numpy(np.concatenate(lengths_of, dtype=np.int32, casting="same_kind")),
-        torch.from_numpy(np.concatenate(weights)) if weighted else None,
+        torch.from_numpy(lengths_FB.reshape(-1)),
+        weights,
         num_features,
     )

@@ -1,11 +1,12 @@
-"""Encoded rows in memory, column by column, and where each came from.
+"""Encoded rows in memory, and where each came from.
 
-Everything is a plain NumPy array, so that memory-mapped arrays can take the place of these.
+A batch picks rows at random, so what every row has one of lies row by row: a row's 26 ids are two cache lines (and one
+page of a file) instead of 26. Everything is a plain NumPy array: memory-mapped arrays can take the place of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,10 +43,6 @@ class Bags:
         return self.values[positions], lengths, None if self.weights is None else self.weights[positions]
 
 
-SparseColumn = RowArray | Bags
-"""A sparse feature: the table row of each of R rows, or bags."""
-
-
 @dataclass(frozen=True)
 class Origin:
     """Where consecutive rows came from; row i of them is at ``first_line + i``."""
@@ -66,7 +63,8 @@ class EncodedTable:
 
     Attributes:
         dense: float32 [R, N], finite.
-        sparse: a column a sparse feature.
+        ids: table rows of the single-valued sparse features in feature order, int32 or int64 [R, S].
+        bags: the multi-valued sparse features by their position among the F = S + len(bags) sparse features.
         label: uint8 [R], 0 or 1.
         origins: where runs of rows came from.
         origin_starts: int64 [len(origins)], first row of each run, ascending.
@@ -76,7 +74,8 @@ class EncodedTable:
     """
 
     dense: FloatArray
-    sparse: tuple[SparseColumn, ...]
+    ids: RowArray
+    bags: Mapping[int, Bags]
     label: npt.NDArray[np.uint8]
     origins: tuple[Origin, ...]
     origin_starts: IntArray
@@ -88,15 +87,23 @@ class EncodedTable:
         """R."""
         return len(self.label)
 
+    @property
+    def num_sparse(self) -> int:
+        """F."""
+        return int(self.ids.shape[1]) + len(self.bags)
+
+    @property
+    def single_positions(self) -> list[int]:
+        """Positions of the single-valued among the sparse features, [S]."""
+        return [position for position in range(self.num_sparse) if position not in self.bags]
+
     def count_cells(self) -> IntArray:
         """Cells of each dense, then each sparse feature, int64 [N + F]; an empty bag counts as one cell."""
-        sparse = [
-            len(column.values) + np.count_nonzero(np.diff(column.offsets) == 0)
-            if isinstance(column, Bags)
-            else len(column)
-            for column in self.sparse
-        ]
-        return np.array([self.num_rows] * self.dense.shape[1] + sparse, dtype=np.int64)
+        num_dense = self.dense.shape[1]
+        counts = np.full(num_dense + self.num_sparse, self.num_rows, dtype=np.int64)
+        for position, bags in self.bags.items():
+            counts[num_dense + position] = len(bags.values) + np.count_nonzero(np.diff(bags.offsets) == 0)
+        return counts
 
     def locate(self, row: int) -> str:
         """``file:line`` (or ``file row n``) of a row."""
@@ -105,9 +112,12 @@ class EncodedTable:
 
     def count_unseen(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Unseen values and all values of each sparse feature in ``rows``, int64 [F] each."""
-        taken = [column.take(rows)[0] if isinstance(column, Bags) else column[rows] for column in self.sparse]
-        unseen = np.array([np.count_nonzero(values == UNSEEN_ROW) for values in taken], dtype=np.int64)
-        return unseen, np.array([len(values) for values in taken], dtype=np.int64)
+        unseen, total = np.zeros(self.num_sparse, dtype=np.int64), np.full(self.num_sparse, len(rows), dtype=np.int64)
+        unseen[self.single_positions] = np.count_nonzero(self.ids.take(rows, axis=0) == UNSEEN_ROW, axis=0)
+        for position, bags in self.bags.items():
+            values = bags.take(rows)[0]
+            unseen[position], total[position] = np.count_nonzero(values == UNSEEN_ROW), len(values)
+        return unseen, total
 
 
 def concatenate(tables: Sequence[EncodedTable]) -> EncodedTable:
@@ -115,7 +125,8 @@ def concatenate(tables: Sequence[EncodedTable]) -> EncodedTable:
     starts = np.cumsum([0, *(table.num_rows for table in tables)])
     return EncodedTable(
         dense=np.concatenate([table.dense for table in tables]),
-        sparse=tuple(_join(columns) for columns in zip(*(table.sparse for table in tables), strict=True)),
+        ids=np.concatenate([table.ids for table in tables]),
+        bags={position: _join([table.bags[position] for table in tables]) for position in tables[0].bags},
         label=np.concatenate([table.label for table in tables]),
         origins=tuple(origin for table in tables for origin in table.origins),
         origin_starts=np.concatenate(
@@ -126,15 +137,11 @@ def concatenate(tables: Sequence[EncodedTable]) -> EncodedTable:
     )
 
 
-def _join(columns: Sequence[SparseColumn]) -> SparseColumn:
-    bags = [column for column in columns if isinstance(column, Bags)]
-    if not bags:
-        return np.concatenate([column for column in columns if not isinstance(column, Bags)])
-    assert len(bags) == len(columns)
-    lengths = np.concatenate([np.diff(column.offsets) for column in bags])
-    weights = [column.weights for column in bags if column.weights is not None]
+def _join(runs: Sequence[Bags]) -> Bags:
+    lengths = np.concatenate([np.diff(bags.offsets) for bags in runs])
+    weights = [bags.weights for bags in runs if bags.weights is not None]
     return Bags(
-        values=np.concatenate([column.values for column in bags]),
+        values=np.concatenate([bags.values for bags in runs]),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         weights=np.concatenate(weights) if weights else None,
     )

@@ -1,0 +1,187 @@
+"""Cells: a category is its text whatever the column's type; bags and numbers; what is refused."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data.cells import BadCellError, BadColumnError, CellBags, Cells, read_bags, read_categories, read_numbers
+
+
+def column(array: Any) -> pa.ChunkedArray:
+    return pa.chunked_array([array if isinstance(array, pa.Array) else pa.array(array)])
+
+
+def texts(cells: Cells) -> list[str | None]:
+    return [cells.texts[code].as_py() for code in cells.codes]
+
+
+def bags(read: CellBags) -> list[list[str | None]]:
+    flat = texts(read.cells)
+    return [flat[start:stop] for start, stop in zip(read.offsets[:-1], read.offsets[1:], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (pa.array(["5", "05", "3e814130", "", None]), ["5", "05", "3e814130", None, None]),
+        (pa.array([5, -1, None], pa.int64()), ["5", "-1", None]),
+        (pa.array([2**64 - 1], pa.uint64()), ["18446744073709551615"]),
+        (pa.array([True, False, None]), ["true", "false", None]),
+        (pa.array([decimal.Decimal("5.00")], pa.decimal128(10, 2)), ["5.00"]),
+        (pa.array([5.0, 0.5, -0.0, 123456789012.0, math.nan, None]), ["5", "0.5", "0", "123456789012", None, None]),
+        (pa.array([0.1, 7.0], pa.float32()), ["0.1", "7"]),
+        (pa.array(["a", "b", "a", None]).dictionary_encode(), ["a", "b", "a", None]),
+        (pa.array([7, 8, 7]).dictionary_encode(), ["7", "8", "7"]),
+        (pa.array(["a", None], pa.large_string()), ["a", None]),
+        (pa.array(["a"], pa.string_view()), ["a"]),
+        (pa.nulls(2), [None, None]),
+        (pa.array([], pa.string()), []),
+    ],
+)
+def test_a_category_is_its_text_whatever_the_type(array: pa.Array, expected: list[str | None]) -> None:
+    assert texts(read_categories(column(array))) == expected
+
+
+def test_dictionaries_that_differ_between_chunks_are_unified() -> None:
+    chunks = [pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "a", None]).dictionary_encode()]
+    assert texts(read_categories(pa.chunked_array(chunks))) == ["a", "b", "c", "a", None]
+
+
+def test_a_small_dictionary_index_has_room_for_missing() -> None:
+    """127 entries fill int8: the code of a missing cell must not wrap around."""
+    entries = pa.array([f"c{number}" for number in range(128)])
+    indices = pa.array([127, None, 0], pa.int8())
+    assert texts(read_categories(column(pa.DictionaryArray.from_arrays(indices, entries)))) == ["c127", None, "c0"]
+
+
+def test_missing_values_and_fill() -> None:
+    read = read_categories(column(["?", "x", "", None]), missing_values=("?",))
+    assert texts(read) == [None, "x", None, None]
+    assert read.num_missing == 3
+    filled = read_categories(column(["?", "x", "", None]), missing_values=("?",), fill="x")
+    assert texts(filled) == ["x"] * 4
+    assert filled.num_missing == 3, "what was filled is still reported as missing"
+    assert texts(read_categories(column(["", "x"]), fill="")) == [None, "x"], "an empty fill fills nothing"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [pa.array([b"a"]), pa.array([[1]]), pa.array([{"a": 1}]), pa.array([0], pa.timestamp("s"))],
+    ids=["binary", "list", "struct", "timestamp"],
+)
+def test_a_type_without_categories_is_named(array: pa.Array) -> None:
+    with pytest.raises(BadColumnError, match=r"found type .*expected integer, float, decimal, boolean or text"):
+        read_categories(column(array))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array(["1^2", "", None, "3", "4^^5"]),
+        pa.array(["1^2", "", None, "3", "4^^5"]).dictionary_encode(),
+        pa.array([["1", "2"], [], None, ["3"], ["4", None, "5"]]),
+        pa.array([["1", "2"], [], None, ["3"], ["4", "", "5"]], pa.large_list(pa.large_string())),
+        pa.array([[1, 2], [], None, [3], [4, None, 5]], pa.list_(pa.int64())),
+        pa.array([[1.0, 2.0], [], None, [3.0], [4.0, None, 5.0]]),
+    ],
+    ids=["text", "dictionary", "list<string>", "large_list", "list<int64>", "list<double>"],
+)
+def test_every_form_of_bag_reads_the_same(array: pa.Array) -> None:
+    """Null, empty and missing are one empty bag; a gap inside a bag is a missing cell."""
+    read = read_bags(column(array), None, separator="^")
+    assert bags(read) == [["1", "2"], [], [], ["3"], ["4", None, "5"]]
+    assert read.num_missing == 3
+
+
+def test_a_null_list_with_content_behind_it_is_empty() -> None:
+    """Arrow allows any offsets under a null."""
+    hidden = pa.ListArray.from_arrays(
+        pa.array([0, 2, 3], pa.int32()), pa.array([1, 2, 3]), mask=pa.array([True, False])
+    )
+    assert bags(read_bags(column(hidden), None, separator=None)) == [[], ["3"]]
+
+
+def test_a_slice_of_lists_reads_its_own_rows() -> None:
+    sliced = pa.array([["a"], ["b", "c"], None, ["d"]]).slice(1)
+    assert bags(read_bags(column(sliced), None, separator=None)) == [["b", "c"], [], ["d"]]
+
+
+def test_long_bags_keep_their_first_values_and_weights() -> None:
+    read = read_bags(
+        column([["a", "b", "c"], ["d"], []]), column([[1.0, 2.0, 3.0], [4.0], []]), separator=None, max_length=2
+    )
+    assert bags(read) == [["a", "b"], ["d"], []]
+    assert read.weights is not None
+    assert read.weights.tolist() == [1.0, 2.0, 4.0]
+
+
+def test_fill_takes_the_place_of_missing_cells_and_of_empty_bags() -> None:
+    read = read_bags(column(["a|b", "", "|c"]), column(["1|2", "", "3|4"]), separator="|", fill="z")
+    assert bags(read) == [["a", "b"], ["z"], ["z", "c"]]
+    assert read.weights is not None
+    assert read.weights.tolist() == [1, 2, 1, 3, 4]
+    assert read.num_missing == 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "row", "message"),
+    [
+        (["1|2", "3|4"], 1, "2 weights for 1 values"),
+        (["1|2", ""], 1, "0 weights for 1 values"),
+        (["1|x", "3"], 0, "a weight: found 'x'"),
+        (["1|2", "inf"], 1, "a weight: found inf"),
+        (["1|2", "1e39"], 1, "a weight: found 1e.39"),
+        (["1|", "3"], 0, "a weight: found nan"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights: list[str], row: int, message: str) -> None:
+    with pytest.raises(BadCellError, match=message) as caught:
+        read_bags(column(["a|b", "c"]), column(weights), separator="|")
+    assert caught.value.row == row
+
+
+def test_bags_need_a_list_or_a_separator() -> None:
+    with pytest.raises(BadColumnError, match="no separator"):
+        read_bags(column(["a"]), None, separator=None)
+    with pytest.raises(BadColumnError, match="found type int64"):
+        read_bags(column([1]), None, separator="|")
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (
+            pa.array(["1", " 2.5 ", "", "?", None, "nan", "1e40", "-inf", "1e400"]),
+            [1, 2.5, *[None] * 4, 1e40, -math.inf, math.inf],
+        ),
+        (pa.array([2**64 - 1, None], pa.uint64()), [2.0**64, None]),
+        (pa.array([True, False]), [1, 0]),
+        (pa.array([decimal.Decimal("5.25")]), [5.25]),
+        (pa.array([1.5], pa.float16()), [1.5]),
+        (pa.array(["7", "8"]).dictionary_encode(), [7, 8]),
+        (pa.array([-1, 2]), [None, 2]),
+        (pa.nulls(1), [None]),
+    ],
+)
+def test_numbers_of_every_type(array: pa.Array, expected: list[float | None]) -> None:
+    values = read_numbers(column(array), missing_values=("?", "-1"))
+    np.testing.assert_array_equal(values, np.array([math.nan if value is None else value for value in expected]))
+
+
+@pytest.mark.parametrize("text", ["x", "1,5", "0x10", "1_000", "12 34", "true"])
+def test_a_text_that_is_no_number_is_found(text: str) -> None:
+    with pytest.raises(BadCellError, match="expected a number") as caught:
+        read_numbers(column(["1", "", text, text]))
+    assert caught.value.row == 2
+    assert repr(text) in str(caught.value)
+
+
+def test_a_type_without_numbers_is_named() -> None:
+    with pytest.raises(BadColumnError, match=r"found type list<.*expected integer"):
+        read_numbers(column([[1]]))
