@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,27 @@ if TYPE_CHECKING:  # loaded after the command line was checked
     from erase_rec.protocols import TrainStep
 
 BOOTSTRAP_SAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """Step times of one arm over its turns, and its speed relative to the first arm (low, middle, high)."""
+
+    preset: str
+    batch: int
+    step_ms_p10: float
+    step_ms_p50: float
+    step_ms_p90: float
+    qps_p50: float
+    speed_to_first: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, preset: str, batch: int, first: NDArray[np.float64], times: NDArray[np.float64]) -> ArmResult:
+        """From the turns' mean step times in ms, of the first arm and of this one."""
+        import numpy as np
+
+        slow, middle, fast = (float(np.quantile(times, share)) for share in (0.1, 0.5, 0.9))
+        return cls(preset, batch, slow, middle, fast, 1000 * batch / middle, _ratio_interval(first, times))
 
 
 def command(
@@ -60,33 +82,22 @@ def command(
         for index in order:
             _turn(arms[index], batches, 2)
             step_ms[index, turn] = _turn(arms[index], batches, steps)
-    rows = []
-    for name, times in zip(names, step_ms, strict=True):
-        low, middle, high = _ratio_interval(step_ms[0], times)
-        rows.append(
-            {
-                "preset": name,
-                "batch": configs[0].train.local_batch_size,
-                "step_ms_p10": float(np.quantile(times, 0.1)),
-                "step_ms_p50": float(np.quantile(times, 0.5)),
-                "step_ms_p90": float(np.quantile(times, 0.9)),
-                "qps_p50": 1000 * configs[0].train.local_batch_size / float(np.quantile(times, 0.5)),
-                "speed_to_first": [low, middle, high],
-            }
-        )
+    batch_size = configs[0].train.local_batch_size
+    results = [ArmResult.of(name, batch_size, step_ms[0], times) for name, times in zip(names, step_ms, strict=True)]
     table = Table("preset", "batch", "step ms p10", "p50", "p90", "QPS p50", f"speed / {names[0]} (95 %)")
-    for row in rows:
-        low, middle, high = row["speed_to_first"]
-        table.add_row(
-            row["preset"],
-            f"{row['batch']:,}",
-            *(f"{row[key]:.3f}" for key in ("step_ms_p10", "step_ms_p50", "step_ms_p90")),
-            f"{row['qps_p50']:,.0f}",
-            f"{middle:.3f} [{low:.3f}, {high:.3f}]",
-        )
+    for each in results:
+        low, middle, high = each.speed_to_first
+        times_ms = (f"{value:.3f}" for value in (each.step_ms_p10, each.step_ms_p50, each.step_ms_p90))
+        speed = f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+        table.add_row(each.preset, f"{each.batch:,}", *times_ms, f"{each.qps_p50:,.0f}", speed)
     Console(width=120).print(table)
     if out is not None:
-        record = {"device": machine.name(), "rounds": rounds, "steps": steps, "rows": rows}
+        record = {
+            "device": machine.name(),
+            "rounds": rounds,
+            "steps": steps,
+            "rows": [asdict(each) for each in results],
+        }
         out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +47,7 @@ def command(
     changes = overrides or []
     if resume is None:
         assert config is not None
-        loaded = load_config(config, changes, catalog=ContentCatalog())
+        loaded = _with_absolute_paths(load_config(config, changes, catalog=ContentCatalog()))
         folder = RunFolder.create(
             Path(loaded.config.run.dir), loaded.config.run.name, config_name=loaded.name, config_hash=loaded.hash
         )
@@ -58,6 +59,14 @@ def command(
         folder = RunFolder.open(resume)
         loaded = load_config(str(folder.config), changes, catalog=ContentCatalog())
     _run(loaded, folder, resumed=resume is not None)
+
+
+def _with_absolute_paths(loaded: LoadedConfig) -> LoadedConfig:
+    """Data paths that a resumed run finds from any folder."""
+    data = loaded.config.data
+    paths = {split: tuple(str(Path(path).absolute()) for path in getattr(data, split)) for split in ("train", "eval")}
+    config = loaded.config.model_copy(update={"data": data.model_copy(update=paths)})
+    return replace(loaded, config=config)
 
 
 def _run(loaded: LoadedConfig, folder: RunFolder, *, resumed: bool) -> None:

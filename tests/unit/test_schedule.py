@@ -131,7 +131,9 @@ def test_gradients_equal_plain_autograd(detach: str, targets: str, mode: Embeddi
     found, (expected, expected_pooled) = run(model, plan, batch), reference(model, plan, batch)
     assert found.parameters.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found.parameters[name], gradient, rtol=1e-8, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found.parameters[name], gradient, rtol=1e-8, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
     assert (found.pooled is None) == (expected_pooled is None)
     if expected_pooled is not None:
         torch.testing.assert_close(found.pooled, expected_pooled, rtol=1e-8, atol=1e-12)
