@@ -63,8 +63,8 @@ class CriteoSource:
         where = f"{file}, line 1"
         if len(fields) != len(self._names):
             raise DataError(
-                f"{where}: found {len(fields)} fields, expected {self._layout()}: {delimited.shorten(line)!r}. "
-                f"{self._likely_cause(line, len(fields))}"
+                f"{where}: found {delimited.count_fields(len(fields))}, expected {self._layout()}: "
+                f"{delimited.shorten(line)!r}. {self._likely_cause(line, len(fields))}"
             )
         for name, field in zip(self._names[: -len(SPARSE)], fields, strict=False):
             if not re.fullmatch(r"[-+.\deE]*", field):

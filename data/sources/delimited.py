@@ -76,7 +76,10 @@ def header(path: Path, dialect: Dialect) -> list[str]:
         raise DataError(f"{path}, line 1: the header is not UTF-8 text ({error.reason}); save it as UTF-8") from None
     names = dialect.fields(line)
     if len(names) == 1 and (suspicion := dialect.suspect(line)):
-        raise DataError(f"{path}, line 1: the header has 1 column, {shorten(line)!r}. {suspicion}")
+        raise DataError(
+            f"{path}, line 1: the header has 1 column, {shorten(line)!r}. {suspicion}; set data.params.delimiter of "
+            "data.kind: csv (Criteo's own files: data.kind: criteo)"
+        )
     return names
 
 
@@ -109,6 +112,11 @@ def blocks(
 def shorten(text: str) -> str:
     """The start of ``text``, short enough for a message."""
     return text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
+
+
+def count_fields(count: int) -> str:
+    """``1 field``, ``2 fields``."""
+    return f"{count} field" if count == 1 else f"{count} fields"
 
 
 def _parse(
@@ -178,8 +186,8 @@ def _diagnosis(run: Lines, path: Path, dialect: Dialect, num_columns: int, error
     elif not cause:
         cause = "The line is incomplete; mend or remove it"
     return DataError(
-        f"{path}, line {line}: found {row.actual_columns} fields, expected {num_columns} ({dialect.name()} separated): "
-        f"{shorten(row.text)!r}. {cause}"
+        f"{path}, line {line}: found {count_fields(row.actual_columns)}, expected {num_columns} ({dialect.name()} "
+        f"separated): {shorten(row.text)!r}. {cause}"
     )
 
 
@@ -223,6 +231,6 @@ def _first_open_quote(run: Lines, dialect: Dialect) -> int:
 
 def _header_hint(names: Sequence[str], dialect: Dialect) -> str:
     """Why a column may be missing from a header."""
-    if all(re.fullmatch(r"[-+.\deE]*", name) for name in names):
-        return "The first line looks like data: if the file has no header, list its column names in data.params.columns"
+    if any(re.fullmatch(r"[-+]?\d[-+.\deE]*", name) for name in names):
+        return "If the first line is data and not a header, list the column names in data.params.columns"
     return dialect.suspect(dialect.delimiter.join(names))

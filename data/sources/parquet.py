@@ -89,7 +89,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     if not path.stat().st_size:
         raise DataError(f"{path}: the file is empty; expected a Parquet file")
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         cause = (

@@ -53,13 +53,13 @@ def _neighbours(path: Path) -> str:
     while glob.has_magic(str(folder)):
         folder = folder.parent
     if not folder.is_dir():
-        return f": there is no folder {str(folder)!r} (relative paths start at {os.getcwd()!r})"
+        return f"; there is no folder {str(folder)!r} (relative paths start at {os.getcwd()!r})"
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if not names:
-        return f": folder {str(folder)!r} is empty"
+        return f"; the folder {str(folder)!r} is empty"
     close = nearest(path.name, names)
     shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-    return f"{close}: folder {str(folder)!r} holds {shown}" if close else f": folder {str(folder)!r} holds {shown}"
+    return f"{close} The folder {str(folder)!r} holds {shown}" if close else f"; {str(folder)!r} holds {shown}"
 
 
 def content_fingerprint(files: Sequence[Path]) -> str:
