@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from data.cells import (
-    BadCellError,
-    BadColumnError,
-    CellBags,
-    Cells,
-    FloatArray,
-    read_bags,
-    read_categories,
-    read_numbers,
-)
+from data.bags import CellBags, read_bags
+from data.cells import BadCellError, BadColumnError, Cells, FloatArray, read_categories, read_numbers
 from data.errors import DataError
 from data.sources.source import Block
 from data.table import Origin

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data.cells import BadCellError, CellBags, Cells
+from data.bags import CellBags
+from data.cells import BadCellError, Cells
 from data.dense import Standard, transform
 from data.encoding import Encoding, IntArray
 from data.errors import DataError

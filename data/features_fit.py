@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.cells import CellBags, select_cells
+from data.bags import CellBags
+from data.cells import select_cells
 from data.dense import Moments, Standard
 from data.encoding import BoolArray, Fit
 from data.feature_cells import cells_of, columns_of, read_dense, read_sparse

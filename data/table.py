@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from data.cells import ragged_positions
+from data.bags import ragged_positions
 from data.encoding import UNSEEN_ROW, IntArray
 
 FloatArray = npt.NDArray[np.float32]

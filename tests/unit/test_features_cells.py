@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.cells import BadCellError, BadColumnError, CellBags, Cells, read_bags, read_categories, read_numbers
+from data.bags import CellBags, read_bags
+from data.cells import BadCellError, BadColumnError, Cells, read_categories, read_numbers
 
 
 def column(array: Any) -> pa.ChunkedArray:
