@@ -16,6 +16,7 @@ from erase_rec.best_metric import BestMetric
 from erase_rec.config.schema import Config, TrainConfig
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.early_stopping import EarlyStopping
+from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
 from erase_rec.health import health_warnings
 from erase_rec.lr_schedule import LRSchedule
@@ -77,6 +78,12 @@ class Trainer:
         """Derives the loop's state from the configuration."""
         config = self.parts.config
         train = config.train
+        watches = train.early_stopping is not None or config.optimizer.lr_schedule.kind == "plateau"
+        if watches and self.parts.eval_loader is None:
+            raise UserError(
+                "train.early_stopping and optimizer.lr_schedule.kind: plateau need held-out rows; "
+                "name them with data.eval=PATH or data.eval_fraction=0.1"
+            )
         self.total_steps = planned_steps(train, self.parts.train_loader)
         self._lr_schedule = LRSchedule(config.optimizer.lr_schedule, self.total_steps)
         self._early_stopping = EarlyStopping(train.early_stopping) if train.early_stopping else None

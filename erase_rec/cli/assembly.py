@@ -76,6 +76,11 @@ class Machine:
         device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         return cls(device, torch.bfloat16 if config.train.precision == "bf16" else None)
 
+    @property
+    def pins(self) -> bool:
+        """Whether batches go to page-locked memory, from which copies to the device are asynchronous."""
+        return self.device.type == "cuda"
+
     def name(self) -> str:
         """Name of the device, for results."""
         if self.device.type == "cuda":

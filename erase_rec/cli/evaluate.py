@@ -50,7 +50,7 @@ def command(
     config = load_config(str(folder.config), changes, catalog=ContentCatalog()).config
     machine = Machine.prepare(config)
     features = load_features(folder.features)
-    loader = build_eval(config, features, pin=machine.device.type == "cuda")
+    loader = build_eval(config, features, pin=machine.pins)
     model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
     load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
     model.train(False)

@@ -15,7 +15,9 @@ from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # these load torch, which the command line does only after it was checked
     from data.dataset import Datasets
+    from erase_rec.cli.assembly import Machine
     from erase_rec.config.load import LoadedConfig
+    from erase_rec.config.schema import Config
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import Status, Summary
     from erase_rec.trainer import Trainer
@@ -24,6 +26,8 @@ RESUMABLE = ("train.", "eval.", "run.")
 """Sections that may change when a run is resumed ..."""
 FIXED = ("train.local_batch_size", "train.precision", "train.device")
 """... without these: the data position or the numbers depend on them."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 
 def command(
@@ -40,25 +44,58 @@ def command(
     """Train, evaluate, and write runs/ID/{config.yaml, metrics.jsonl, summary.json, events.*, checkpoints/}."""
     if (config is None) == (resume is None):
         raise UserError("give --config FILE to start a run, or --resume RUN_FOLDER to continue one")
-    from erase_rec.cli.assembly import ContentCatalog
+    if resume is not None:
+        _resume(resume, overrides or [])
+    else:
+        assert config is not None
+        _start(config, overrides or [])
+
+
+def _start(name: str, overrides: list[str]) -> None:
+    """A new run. Its folder is made when the data have been read, so that a mistake leaves none behind."""
+    from data.dataset import build_datasets
+    from erase_rec import environment
+    from erase_rec.cli.assembly import ContentCatalog, Machine
     from erase_rec.config.load import load_config
     from erase_rec.run_folder import RunFolder
 
-    changes = overrides or []
-    if resume is None:
-        assert config is not None
-        loaded = _with_absolute_paths(load_config(config, changes, catalog=ContentCatalog()))
-        folder = RunFolder.create(
-            Path(loaded.config.run.dir), loaded.config.run.name, config_name=loaded.name, config_hash=loaded.hash
+    loaded = _with_absolute_paths(load_config(name, overrides, catalog=ContentCatalog()))
+    config = loaded.config
+    machine = Machine.prepare(config)
+    datasets = build_datasets(config, pin=machine.pins)
+    folder = RunFolder.create(Path(config.run.dir), config.run.name, config_name=loaded.name, config_hash=loaded.hash)
+    datasets.features.save(folder.features)
+    record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint, "seed": str(config.seed)}
+    folder.write_environment(environment.describe() | record)
+    _run(config, folder, datasets, machine, start=None, notes=[])
+
+
+def _resume(path: Path, overrides: list[str]) -> None:
+    """Continues a run from its newest whole checkpoint; without one it starts from the first step."""
+    from data.dataset import build_datasets, load_features
+    from erase_rec.checkpoint import CheckpointManager
+    from erase_rec.cli.assembly import ContentCatalog, Machine
+    from erase_rec.config.load import load_config
+    from erase_rec.run_folder import RunFolder
+
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in FIXED or not key.startswith(RESUMABLE):
+            raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
+    folder = RunFolder.open(path)
+    config = load_config(str(folder.config), overrides, catalog=ContentCatalog()).config
+    machine = Machine.prepare(config)
+    datasets = build_datasets(config, features=load_features(folder.features), pin=machine.pins)
+    recorded = folder.read_environment()["data_fingerprint"]
+    if recorded != datasets.fingerprint:
+        raise UserError(
+            f"--resume: the data are not those of the run: their fingerprint is {datasets.fingerprint[:12]}, the run "
+            f"read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
         )
-    else:
-        for change in changes:
-            key = change.partition("=")[0]
-            if key in FIXED or not key.startswith(RESUMABLE):
-                raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
-        folder = RunFolder.open(resume)
-        loaded = load_config(str(folder.config), changes, catalog=ContentCatalog())
-    _run(loaded, folder, resumed=resume is not None)
+    checkpoints = CheckpointManager(folder.checkpoints, config.train.keep_checkpoints)
+    checkpoints.recover()
+    start, notes = checkpoints.latest()
+    _run(config, folder, datasets, machine, start=start, notes=[*notes, f"resuming from {start or 'the first step'}"])
 
 
 def _with_absolute_paths(loaded: LoadedConfig) -> LoadedConfig:
@@ -69,50 +106,29 @@ def _with_absolute_paths(loaded: LoadedConfig) -> LoadedConfig:
     return replace(loaded, config=config)
 
 
-def _run(loaded: LoadedConfig, folder: RunFolder, *, resumed: bool) -> None:
-    """Builds the run, trains, and leaves a summary whatever happens."""
-    from data.dataset import build_datasets, load_features
-    from erase_rec import environment
-    from erase_rec.cli.assembly import Machine, build_parts
+def _run(
+    config: Config, folder: RunFolder, datasets: Datasets, machine: Machine, *, start: Path | None, notes: list[str]
+) -> None:
+    """Trains, and leaves logs and a summary whatever happens."""
+    from erase_rec.checkpoint import read_state
+    from erase_rec.cli.assembly import build_parts
     from erase_rec.config.load import dump_config
     from erase_rec.progress import show_progress
     from erase_rec.run_log import FileRunLog
     from erase_rec.trainer import Trainer, planned_steps
 
-    config = loaded.config
-    machine = Machine.prepare(config)
-    pin = machine.device.type == "cuda"
-    if resumed:
-        datasets = build_datasets(config, features=load_features(folder.features), pin=pin)
-    else:
-        datasets = build_datasets(config, pin=pin)
-        datasets.features.save(folder.features)
+    folder.config.write_text(dump_config(config), encoding="utf-8")
     parts = build_parts(config, datasets, folder, machine)
-    start, messages = parts.checkpoints.latest() if resumed else (None, [])
-    parts.checkpoints.recover()
-    if resumed:
-        recorded = folder.read_environment()["data_fingerprint"]
-        if recorded != datasets.fingerprint:
-            raise UserError(
-                f"--resume: the data are not those of the run: fingerprint {datasets.fingerprint}, then {recorded}"
-            )
-    else:
-        folder.config.write_text(dump_config(config), encoding="utf-8")
-        record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint, "seed": str(config.seed)}
-        folder.write_environment(environment.describe() | record)
-    from erase_rec.checkpoint import read_state
-
     first_step = read_state(start)["position"]["step"] if start is not None else 0
     total = planned_steps(config.train, datasets.train)
     with (
-        FileRunLog(folder.path, purge_step=first_step + 1 if resumed else None) as log,
+        FileRunLog(folder.path, purge_step=first_step + 1) as log,
         show_progress(total, first_step) as progress,
     ):
-        for message in (*_introduction(loaded, datasets, folder, machine.device.type), *messages):
+        for message in (*_introduction(config, datasets, folder, machine), *notes):
             progress.message(message)
-        trainer = Trainer(parts, log, progress)
         log.text("config", f"```yaml\n{dump_config(config)}```")
-        summary: Summary | None = None
+        trainer = Trainer(parts, log, progress)
         status: Status = "failed"
         try:
             if start is not None:
@@ -120,25 +136,27 @@ def _run(loaded: LoadedConfig, folder: RunFolder, *, resumed: bool) -> None:
             status = trainer.fit()
         except KeyboardInterrupt:
             status = "interrupted"
-            raise
+            progress.message(f"interrupted; continue with: python train.py --resume {folder.path}")
+            raise typer.Exit(INTERRUPTED) from None
         finally:
             summary = _summarize(trainer, datasets, status)
             summary.write(folder.path)
-        if config.eval.scores and parts.eval_loader is not None:
-            import pyarrow.parquet as pq
-
-            pq.write_table(trainer.evaluate(keep_scores=True).scores, folder.scores)
+    if config.eval.scores and parts.eval_loader is not None:
+        _write_scores(trainer, folder)
     _conclude(summary, datasets, folder)
 
 
-def _introduction(loaded: LoadedConfig, datasets: Datasets, folder: RunFolder, device: str) -> list[str]:
-    """What is about to run, a line each."""
-    import torch
+def _write_scores(trainer: Trainer, folder: RunFolder) -> None:
+    import pyarrow.parquet as pq
 
+    pq.write_table(trainer.evaluate(keep_scores=True).scores, folder.scores)
+
+
+def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine) -> list[str]:
+    """What is about to run, a line each."""
     from models.embeddings.build import choose_backend
 
-    config = loaded.config
-    backend, reason = choose_backend(config, torch.device(device))
+    backend, reason = choose_backend(config, machine.device)
     held_out = 0 if datasets.eval is None else datasets.eval.num_rows
     detached = [tower.name for tower in config.towers if tower.detach]
     auxiliary = [tower.name for tower in config.towers if tower.loss and tower.loss.weight > 0 and not tower.detach]
@@ -146,7 +164,7 @@ def _introduction(loaded: LoadedConfig, datasets: Datasets, folder: RunFolder, d
         f"run folder {folder.path}",
         f"{datasets.train.num_rows:,} training rows (base rate {datasets.train.base_rate:.4f}), {held_out:,} held out; "
         f"data fingerprint {datasets.fingerprint[:12]}",
-        f"{len(config.towers)} towers, {len(detached)} detached; preset {config.schedule.preset}; device {device}; "
+        f"{len(config.towers)} towers, {len(detached)} detached; preset {config.schedule.preset}; {machine.name()}; "
         f"embeddings by {backend} ({reason})",
     ]
     if auxiliary:
