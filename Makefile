@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 dashboard: setup
 	$(BIN)/tensorboard --logdir runs
