@@ -21,10 +21,15 @@ class EarlyStopping:
         self._patience = config.patience
         self._best = BestMetric(config.metric, config.min_delta)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether training should stop, by the evaluations so far."""
+        return self._best.since >= self._patience
+
     def observe(self, value: float) -> bool:
         """Counts an evaluation; True where training should stop. nan is no improvement."""
         self._best.observe(value)
-        return self._best.since >= self._patience
+        return self.exhausted
 
     def state_dict(self) -> dict[str, float]:
         """For the checkpoint; JSON."""

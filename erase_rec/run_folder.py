@@ -28,8 +28,10 @@ class RunFolder:
             config_hash: hash of the resolved configuration.
 
         Raises:
-            UserError: the folder exists, or cannot be made.
+            UserError: the name is a path, or the folder exists or cannot be made.
         """
+        if name is not None and (Path(name).name != name or name == ".."):
+            raise UserError(f"run.name: expected the name of a folder, found {name!r}; say where in run.dir")
         run_id = name or f"{config_name}-{config_hash[:8]}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
         path = parent / run_id
         attempt = 2
@@ -72,8 +74,14 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
+        """The resolved configuration. Its presence makes the folder a run that can be resumed."""
         return self.path / "config.yaml"
+
+    def write_config(self, text: str) -> None:
+        """Writes :attr:`config`; a kill leaves the old one or the new one."""
+        partial = self.path / f"{self.config.name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.config)
 
     @property
     def environment(self) -> Path:

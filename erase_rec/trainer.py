@@ -111,6 +111,7 @@ class Trainer:
         self._best.load_state_dict(state["best"])
         if self._early_stopping is not None and state["early_stopping"] is not None:
             self._early_stopping.load_state_dict(state["early_stopping"])
+            self._stop = self._early_stopping.exhausted
         self._evaluated_step = state["evaluated_step"]
         self._saved_step = self.position.step
         self.parts.guard.step = self.position.step

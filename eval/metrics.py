@@ -96,12 +96,14 @@ def calibration(sums: ClickSums) -> float:
 
 
 def prediction_std(sums: ClickSums) -> float:
-    """Standard deviation of the predictions over the rows; nan without rows.
+    """Standard deviation of the predictions over the rows; nan with fewer than two.
 
     Sums in float64 leave an error near 1e-8 times the mean prediction: read anything below as constant.
     """
+    if sums.rows < 2:
+        return math.nan  # a single row says nothing of spread, and must not look like a constant model
     mean = _ratio(sums.prediction, sums.rows)
-    return math.sqrt(max(_ratio(sums.squared_prediction, sums.rows) - mean * mean, 0.0)) if sums.rows else math.nan
+    return math.sqrt(max(_ratio(sums.squared_prediction, sums.rows) - mean * mean, 0.0))
 
 
 def auc(score: Tensor, label: Tensor) -> float:

@@ -58,10 +58,13 @@ def command(
         result = PooledEvaluator(model.tower_names()).evaluate(
             scorer(model, machine), loader.batches(0), keep_scores=scores is not None
         )
-    if scores is not None:
-        pq.write_table(result.scores, scores)
     evaluation, towers = summarize_eval(result)
     if as_json:
         typer.echo(Report(eval=evaluation, towers=towers).model_dump_json(indent=2))
     else:
         Console().print(metrics_table(evaluation, towers))
+    if scores is not None:
+        try:
+            pq.write_table(result.scores, scores)
+        except OSError as error:
+            raise UserError(f"--scores: cannot write {scores}: {error.strerror or error}") from error

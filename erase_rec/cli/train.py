@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     from erase_rec.summary import Status, Summary
     from erase_rec.trainer import Trainer
 
-RESUMABLE = ("train.", "eval.", "run.")
+RESUMABLE = ("train.", "eval.")
 """Sections that may change when a run is resumed ..."""
 FIXED = ("train.local_batch_size", "train.precision", "train.device")
 """... without these: the data position or the numbers depend on them."""
@@ -117,7 +117,7 @@ def _run(
     from erase_rec.run_log import FileRunLog
     from erase_rec.trainer import Trainer, planned_steps
 
-    folder.config.write_text(dump_config(config), encoding="utf-8")
+    folder.write_config(dump_config(config))
     parts = build_parts(config, datasets, folder, machine)
     first_step = read_state(start)["position"]["step"] if start is not None else 0
     total = planned_steps(config.train, datasets.train)

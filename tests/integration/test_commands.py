@@ -250,3 +250,20 @@ def test_runs_from_any_folder_beside_a_stray_data_folder(checkout: Path, tmp_pat
     )
     assert summary(tmp_path / "runs" / "r")["train"]["steps"] == 2
     assert os.listdir(tmp_path / "data") == []
+
+
+def test_resuming_a_run_that_stopped_early_trains_no_further(checkout: Path, tmp_path: Path) -> None:
+    """The checkpoint was made as patience ran out: resuming ends at the same step with the same summary."""
+    stopping = ["train.epochs=6", "train.early_stopping={patience: 1, min_delta: 1}"]
+    call(checkout, tmp_path, "train.py", "--config", "ctr_erase.yaml", "run.name=r", *SMALL, *stopping)
+    folder = tmp_path / "runs" / "r"
+    before = learned(folder)
+    assert before["status"] == "stopped_early"
+    assert before["train"]["steps"] == 24
+    refused = call(checkout, tmp_path, "train.py", "--resume", str(folder), "run.name=other", expect=2)
+    assert "run.name" in refused.stderr
+    call(checkout, tmp_path, "train.py", "--resume", str(folder))
+    assert learned(folder) == before
+    unwritable = call(checkout, tmp_path, "eval", "--checkpoint", str(folder), "--scores", "no/file", expect=2)
+    assert "--scores" in unwritable.stderr
+    assert "Traceback" not in unwritable.stderr

@@ -73,3 +73,14 @@ def test_state_survives_json_at_every_point() -> None:
             first.observe(value)
         second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
         assert [second.observe(value) for value in values[stop:]] == expected[stop:]
+
+
+def test_a_resumed_run_knows_that_patience_was_used_up() -> None:
+    stopped = EarlyStopping(EarlyStoppingConfig(patience=2))
+    assert [stopped.observe(value) for value in (0.9, 0.95, 0.95)] == [False, False, True]
+    same, patient = EarlyStopping(EarlyStoppingConfig(patience=2)), EarlyStopping(EarlyStoppingConfig(patience=3))
+    assert not same.exhausted
+    for resumed in (same, patient):
+        resumed.load_state_dict(stopped.state_dict())
+    assert same.exhausted
+    assert not patient.exhausted

@@ -118,3 +118,11 @@ def test_auc_does_not_depend_on_the_order_of_rows_and_is_none_for_nan() -> None:
     assert metrics.auc(logit, label) == metrics.auc(logit[order], label[order])
     logit[3] = math.nan
     assert math.isnan(metrics.auc(logit, label))
+
+
+def test_a_single_row_has_no_spread() -> None:
+    """One row must not look like a model that predicts a constant; two rows show their spread."""
+    logit, label = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])
+    assert math.isnan(metrics.prediction_std(sums_of(logit[:1], label[:1])))
+    half_the_gap = (1 / (1 + math.exp(-1)) - 0.5) / 2
+    assert metrics.prediction_std(sums_of(logit, label)) == pytest.approx(half_the_gap)
