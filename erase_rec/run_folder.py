@@ -18,8 +18,8 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, parent: Path, name: str | None, *, config_name: str, config_hash: str) -> RunFolder:
-        """Makes the folder of a new run.
+    def choose(cls, parent: Path, name: str | None, *, config_name: str, config_hash: str) -> RunFolder:
+        """Where a new run will write; :meth:`make` makes it, so that a mistake in between leaves no folder behind.
 
         Args:
             parent: ``run.dir``.
@@ -28,7 +28,7 @@ class RunFolder:
             config_hash: hash of the resolved configuration.
 
         Raises:
-            UserError: the name is a path, or the folder exists or cannot be made.
+            UserError: the name is a path, or the folder exists.
         """
         if name is not None and (Path(name).name != name or name == ".."):
             raise UserError(f"run.name: expected the name of a folder, found {name!r}; say where in run.dir")
@@ -38,15 +38,28 @@ class RunFolder:
         while name is None and path.exists():
             path = parent / f"{run_id}-{attempt}"
             attempt += 1
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise UserError(
-                f"run.name: {path} exists; resume it with --resume {path}, choose another run.name or remove it"
-            ) from None
-        except OSError as error:
-            raise UserError(f"run.dir: cannot make {path}: {error.strerror}") from error
+        if path.exists():
+            raise cls._exists(path)
         return cls(path)
+
+    def make(self) -> None:
+        """Makes the chosen folder.
+
+        Raises:
+            UserError: it exists by now, or cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError:
+            raise self._exists(self.path) from None
+        except OSError as error:
+            raise UserError(f"run.dir: cannot make {self.path}: {error.strerror}") from error
+
+    @staticmethod
+    def _exists(path: Path) -> UserError:
+        return UserError(
+            f"run.name: {path} exists; resume it with --resume {path}, choose another run.name or remove it"
+        )
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

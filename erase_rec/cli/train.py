@@ -52,7 +52,7 @@ def command(
 
 
 def _start(name: str, overrides: list[str]) -> None:
-    """A new run. Its folder is made when the data have been read, so that a mistake leaves none behind."""
+    """A new run. Its folder is made once the data have been read, so that a mistake leaves none behind."""
     from data.dataset import build_datasets
     from erase_rec import environment
     from erase_rec.cli.assembly import ContentCatalog, Machine
@@ -61,9 +61,10 @@ def _start(name: str, overrides: list[str]) -> None:
 
     loaded = _with_absolute_paths(load_config(name, overrides, catalog=ContentCatalog()))
     config = loaded.config
+    folder = RunFolder.choose(Path(config.run.dir), config.run.name, config_name=loaded.name, config_hash=loaded.hash)
     machine = Machine.prepare(config)
     datasets = build_datasets(config, pin=machine.pins)
-    folder = RunFolder.create(Path(config.run.dir), config.run.name, config_name=loaded.name, config_hash=loaded.hash)
+    folder.make()
     datasets.features.save(folder.features)
     record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint, "seed": str(config.seed)}
     folder.write_environment(environment.describe() | record)

@@ -13,15 +13,19 @@ from erase_rec.run_folder import RunFolder
 @pytest.mark.parametrize("name", ["../up", "a/b", "/somewhere", "..", "."])
 def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=r"run\.name.*run\.dir"):
-        RunFolder.create(tmp_path / "runs", name, config_name="c", config_hash="0" * 16)
+        RunFolder.choose(tmp_path / "runs", name, config_name="c", config_hash="0" * 16)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_name_is_refused_and_kept(tmp_path: Path) -> None:
-    first = RunFolder.create(tmp_path, "r", config_name="c", config_hash="0" * 16)
+    first = RunFolder.choose(tmp_path, "r", config_name="c", config_hash="0" * 16)
+    assert not first.path.exists(), "a mistake in between leaves nothing behind"
+    first.make()
     first.write_config("a: 1")
     with pytest.raises(UserError, match="--resume"):
-        RunFolder.create(tmp_path, "r", config_name="c", config_hash="0" * 16)
+        first.make()
+    with pytest.raises(UserError, match="--resume"):
+        RunFolder.choose(tmp_path, "r", config_name="c", config_hash="0" * 16)
     assert first.config.read_text() == "a: 1"
 
 
