@@ -71,11 +71,7 @@ class Datasets:
 
     def remarks(self) -> list[str]:
         """What a user should know of the data, a line each."""
-        lines = []
-        if self.unseen_share >= NOTABLE_SHARE:
-            lines.append(
-                f"{self.unseen_share:.1%} of the held-out categorical values are unseen: {_most(self.unseen_share_of)}"
-            )
+        lines = unseen_remarks(self.unseen_share_of, self.unseen_share)
         if any(share >= NOTABLE_SHARE for share in self.missing_share.values()):
             lines.append(f"missing cells: {_most(self.missing_share)}")
         if self.num_clipped:
@@ -118,7 +114,7 @@ def build_datasets(
         evaluation = _eval_loader(config, table, np.flatnonzero(reserved), share)
     else:
         evaluation = None
-    unseen_share_of, unseen_share = _unseen_shares(config, evaluation)
+    unseen_share_of, unseen_share = unseen_shares(config, evaluation)
     names = [feature.name for feature in features_of(config.features)]
     return Datasets(
         train=_train_loader(config, table, np.flatnonzero(~reserved), share),
@@ -147,6 +143,27 @@ def build_eval(config: Config, features: Features, *, rank: int = 0, world_size:
         raise DataError("data.eval: the run held out no rows; name the files to evaluate: data.eval=PATH")
     table = _encode(config, _open(config.data, config.seed, "train"), features)
     return _eval_loader(config, table, np.flatnonzero(_reserved(config, 0, table.num_rows)), share)
+
+
+def unseen_shares(config: Config, evaluation: Loader | None) -> tuple[dict[str, float], float]:
+    """Share of unseen values, by sparse feature and over all; nan where there are no values.
+
+    Args:
+        config: checked, defaults filled in.
+        evaluation: held-out rows; None: there are none.
+    """
+    if evaluation is None:
+        return {}, math.nan
+    unseen, total = evaluation.count_unseen()
+    names = [feature.name for feature in config.features.sparse]
+    return _shares(names, unseen, total), _shares(["all"], unseen.sum(keepdims=True), total.sum(keepdims=True))["all"]
+
+
+def unseen_remarks(share_of: dict[str, float], share: float) -> list[str]:
+    """What a user should know of the shares of :func:`unseen_shares`: one line, or none where they are small."""
+    if not share >= NOTABLE_SHARE:  # nan is not notable
+        return []
+    return [f"{share:.1%} of the held-out categorical values are unseen: {_most(share_of)}"]
 
 
 def load_features(folder: Path) -> Features:
@@ -253,15 +270,6 @@ def _fingerprint(config: Config, source: Source, eval_source: Source | None) -> 
         "features": config.features.model_dump(mode="json"),
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
-
-def _unseen_shares(config: Config, evaluation: Loader | None) -> tuple[dict[str, float], float]:
-    """By sparse feature, and over all."""
-    if evaluation is None:
-        return {}, math.nan
-    unseen, total = evaluation.count_unseen()
-    names = [feature.name for feature in config.features.sparse]
-    return _shares(names, unseen, total), _shares(["all"], unseen.sum(keepdims=True), total.sum(keepdims=True))["all"]
 
 
 def _shares(names: list[str], part: IntArray, whole: IntArray) -> dict[str, float]:

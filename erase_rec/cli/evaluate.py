@@ -29,7 +29,7 @@ def command(
     from pydantic import BaseModel
     from rich.console import Console
 
-    from data.dataset import build_eval, load_features
+    from data.dataset import build_eval, load_features, unseen_remarks, unseen_shares
     from erase_rec.checkpoint import load
     from erase_rec.cli.assembly import ContentCatalog, Machine, scorer
     from erase_rec.config.load import load_config
@@ -51,6 +51,8 @@ def command(
     machine = Machine.prepare(config)
     features = load_features(folder.features)
     loader = build_eval(config, features, pin=machine.pins)
+    for line in unseen_remarks(*unseen_shares(config, loader)):
+        typer.echo(line, err=True)  # standard output holds the result alone
     model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
     load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
     model.train(False)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.dataset import Datasets, build_datasets, build_eval, load_features
+from data.dataset import Datasets, build_datasets, build_eval, load_features, unseen_remarks, unseen_shares
 from data.errors import DataError
 from data.loader import Loader
 from erase_rec.batch import Batch
@@ -322,8 +322,13 @@ def test_saved_features_give_the_same_evaluation(tmp_path: Path) -> None:
 def test_other_files_are_evaluated_with_the_run_s_features(tmp_path: Path) -> None:
     features = build_datasets(simple(tmp_path)).features
     other = write_csv(tmp_path / "other.csv", ["d", "c", "label"], [(499.5, "c3", 1), ("", "new", 0)])
-    batch = whole(build_eval(simple(tmp_path, eval=other), features))
+    config = simple(tmp_path, eval=other)
+    loader = build_eval(config, features)
+    batch = whole(loader)
     assert batch.sparse.values.tolist() == [2 + 3, UNSEEN]
+    assert unseen_shares(config, loader) == ({"c": 0.5}, 0.5)
+    assert unseen_remarks({"c": 0.5}, 0.5) == ["50.0% of the held-out categorical values are unseen: c 50.0%"]
+    assert unseen_remarks({"c": math.nan}, math.nan) == []
     assert batch.dense[0].item() == pytest.approx(0, abs=1e-6)
     with pytest.raises(DataError, match=r"data\.eval=PATH"):
         build_eval(simple(tmp_path), features)
