@@ -74,6 +74,11 @@ class Datasets:
         lines = unseen_remarks(self.unseen_share_of, self.unseen_share)
         if any(share >= NOTABLE_SHARE for share in self.missing_share.values()):
             lines.append(f"missing cells: {_most(self.missing_share)}")
+        if self.train.base_rate in (0.0, 1.0):
+            lines.append(
+                f"warning: every training label is {self.train.base_rate:.0f}, so NE and AUC are undefined; "
+                "check data.label"
+            )
         if self.num_clipped:
             lines.append(f"{self.num_clipped:,} dense values were clipped to float32's finite range")
         return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def main() -> None:
 
 def run(command: typer.Typer) -> None:
     """Runs a Typer application; a :class:`UserError` ends it with its message and exit code 2."""
+    logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
     try:
         command()
     except UserError as error:

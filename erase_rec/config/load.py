@@ -15,17 +15,13 @@ from erase_rec.config.components import fill_params
 from erase_rec.config.document import KeyPath, Node, display
 from erase_rec.config.feature_defaults import IDLE_DEFAULTS, apply_feature_defaults
 from erase_rec.config.legality import RULES, unavailable
-from erase_rec.config.merge import merge, read_with_bases
+from erase_rec.config.merge import SHIPPED, merge, read_with_bases
 from erase_rec.config.overrides import parse_overrides
 from erase_rec.config.presets import apply_preset
 from erase_rec.config.rules import Rule
 from erase_rec.config.schema import Config
 from erase_rec.config.validate import Problem, Validated, validate_config
 from erase_rec.errors import ConfigError, UserError, nearest
-
-SHIPPED = Path(__file__).resolve().parents[2] / "configs"
-"""The configurations of the checkout."""
-
 
 PRESET: KeyPath = ("schedule", "preset")
 

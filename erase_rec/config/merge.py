@@ -13,6 +13,8 @@ from erase_rec.config.document import KeyPath, Node, display, kind_of, read_docu
 from erase_rec.errors import ConfigError, nearest
 
 BASE = "_base_"
+SHIPPED = Path(__file__).resolve().parents[2] / "configs"
+"""The checkout's own configurations, found by name from anywhere."""
 
 ALTERNATIVES: Mapping[KeyPath, tuple[str, ...]] = {
     ("train",): ("steps", "epochs", "samples"),
@@ -41,6 +43,8 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[Node, list[str]]:
     merged = Node({}, document.place)
     for name, place in [] if base is None else _base_names(base):
         target = (path.parent / name).resolve()
+        if not target.is_file() and (SHIPPED / name).is_file():
+            target = (SHIPPED / name).resolve()
         if target in (*above, path):
             chain = " -> ".join(display(file) for file in (*above, path, target))
             raise ConfigError([f"{place}: {BASE}: a file cannot be based on itself: {chain}"])
@@ -48,7 +52,8 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[Node, list[str]]:
             beside = sorted(file.name for file in target.parent.glob("*.y*ml"))
             raise ConfigError(
                 [
-                    f"{place}: {BASE}: {display(target)} not found; the path is relative to the file that names it"
+                    f"{place}: {BASE}: {display(target)} not found; the path is relative to the file that names it, "
+                    f"or to {display(SHIPPED)}"
                     f"{nearest(target.name, beside)}"
                 ]
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from erase_rec.config import merge as merge_module
 from erase_rec.config.document import Node, read_document
 from erase_rec.config.merge import merge, read_with_bases
 from erase_rec.config.overrides import parse_overrides
@@ -170,3 +171,16 @@ def test_merging_changes_neither_tree() -> None:
     patch = Node({"a": Node({"x": Node("2", "p")}, "p")}, "p")
     assert merge(base, patch)[0].plain() == {"a": {"x": "2"}}
     assert (base.plain(), patch.plain()) == ({"a": {"x": "1"}}, {"a": {"x": "2"}})
+
+
+def test_a_shipped_configuration_is_a_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the user's own names a shipped one; one beside it takes precedence."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "base.yaml").write_text("seed: 3\n")
+    monkeypatch.setattr(merge_module, "SHIPPED", shipped)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("_base_: base.yaml\n")
+    assert read_with_bases(mine)[0].plain() == {"seed": "3"}
+    (tmp_path / "base.yaml").write_text("seed: 4\n")
+    assert read_with_bases(mine)[0].plain() == {"seed": "4"}

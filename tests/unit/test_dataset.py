@@ -392,3 +392,18 @@ def test_the_synthetic_log_brings_its_evaluation_and_its_floor() -> None:
     held = build_datasets(make_config(data | {"eval_fraction": 0.2}, CRITEO_SPARSE, CRITEO_DENSE))
     assert evaluation_of(held).num_rows + held.train.num_rows == 2000
     assert held.bayes_ne is None
+
+
+def test_labels_of_one_class_are_remarked(tmp_path: Path) -> None:
+    """A misspelt positive value trains a constant: it is said before the first step."""
+    (tmp_path / "t.csv").write_text("y,a\nyes,1\nno,2\nyes,3\n")
+    section = {"kind": "csv", "train": [str(tmp_path / "t.csv")], "label": {"column": "y", "positive": ["Yes"]}}
+    config = Config.model_validate(
+        {
+            "data": section,
+            "features": {"sparse": [{"name": "a", "num_embeddings": 10}]},
+            "towers": [{"name": "deep", "kind": "mlp"}],
+            "train": {"steps": 1},
+        }
+    )
+    assert any("every training label is 0" in line for line in build_datasets(config).remarks())
