@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated
 
@@ -48,6 +49,9 @@ def main() -> None:
 
 def run(command: typer.Typer) -> None:
     """Runs a Typer application; a :class:`UserError` ends it with its message and exit code 2."""
+    # Threads that wait for work sleep instead of spinning: on cores shared with other programs, spinning costs
+    # several times the step. Read when torch is loaded, which the commands do later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
     try:
         command()
