@@ -49,9 +49,9 @@ def main() -> None:
 
 def run(command: typer.Typer) -> None:
     """Runs a Typer application; a :class:`UserError` ends it with its message and exit code 2."""
-    # Threads that wait for work sleep instead of spinning: on cores shared with other programs, spinning costs
-    # several times the step. Read when torch is loaded, which the commands do later.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Threads of libgomp that wait for work spin briefly, then sleep. By default they spin for milliseconds, which on
+    # cores shared with other programs costs several times the step. Read when torch is loaded, which comes later.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
     try:
         command()
