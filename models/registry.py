@@ -32,10 +32,6 @@ _GROUPS: dict[Group, dict[str, str]] = {"tower": TOWERS, "local_loss": LOCAL_LOS
 class ModelCatalog:
     """Implements :class:`erase_rec.config.catalog.Catalog` for towers and local losses."""
 
-    def groups(self) -> Sequence[Group]:
-        """Groups that this catalog answers for."""
-        return list(_GROUPS)
-
     def kinds(self, group: Group) -> Sequence[str]:
         """Names registered in ``group``, sorted."""
         return sorted(_GROUPS[group])
