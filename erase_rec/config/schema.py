@@ -154,6 +154,8 @@ class TowerInputsConfig(Model):
 
     dense: Selection = True
     sparse: Selection = True
+    towers: Texts = ()
+    """Earlier towers whose outputs it reads beside the dense features, cut where those towers are detached."""
 
 
 class TowerConfig(Model):
@@ -167,6 +169,8 @@ class TowerConfig(Model):
     stream: Text | None = None
     """``own``, ``main``, or a name that several towers share. ``None``: from the preset."""
     loss: LossConfig | None = None
+    frozen: Boolean = False
+    """Keep its parameters as they are."""
     params: ComponentParams = Field(default_factory=dict)
 
 
@@ -185,17 +189,26 @@ class ScheduleConfig(Model):
     preset: PresetName = "exact"
     early_backward: Boolean | None = None
     dispatch: Literal["blocking", "non_blocking"] | None = None
+    workers: PositiveInt = 1
+    """``non_blocking``: threads that call early backwards; one keeps them in order."""
     cuda_graph: Literal["none", "tower", "step"] | None = None
     optimizer: Literal["end", "per_tower"] | None = None
     embedding_gradient: Literal["main", "local", "both", "none"] | None = None
 
 
 class DistributedConfig(Model):
-    """Gradient reduction between ranks. ``None``: one process, nothing to reduce."""
+    """Ranks that train together, started by torchrun."""
 
     reduction: Literal["ddp", "ddp_per_tower", "bucket"] | None = None
+    """How dense gradients are averaged over ranks. ``None``: ``bucket`` with several ranks, nothing with one."""
     find_unused_parameters: Boolean | None = None
-    """FUP; has a meaning with ``reduction: ddp`` only."""
+    """FUP; has a meaning with ``reduction: ddp`` only. ``None``: false."""
+    bucket_mib: PositiveNumber = 25.0
+    """``bucket``: size at which gradients of the over-arch are cut into chunks."""
+    check_every: PositiveInt = 100
+    """Steps between two comparisons of the ranks' parameters and collectives; several ranks only."""
+    timeout_s: PositiveNumber = 300.0
+    """Longest wait for another rank."""
 
 
 class DenseOptimizerConfig(Model):
@@ -209,7 +222,9 @@ class DenseOptimizerConfig(Model):
     eps: PositiveNumber = 1e-8
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     max_grad_norm: PositiveNumber | None = None
-    """Global norm over all dense parameters; ``None``: no clipping."""
+    """Norm that gradients are clipped to; ``None``: no clipping."""
+    clip: Literal["global", "per_tower"] = "global"
+    """Over which gradients the norm is: all dense ones, or each tower's (and the over-arch's) alone."""
 
 
 class SparseOptimizerConfig(Model):
@@ -265,6 +280,9 @@ class TrainConfig(Model):
     epochs: PositiveInt | None = None
     samples: PositiveInt | None = None
     local_batch_size: PositiveInt = 1024
+    """Rows of a step on one rank."""
+    micro_batches: PositiveInt = 1
+    """Parts that a rank's rows of a step are cut into; their gradients are added up, as of one batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     tf32: Boolean = False

@@ -1,0 +1,1 @@
+"""Ranks that train together: process group, log of collectives, replicated tables, guards."""
