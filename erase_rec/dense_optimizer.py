@@ -13,86 +13,79 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import DenseOptimizerConfig
-from erase_rec.errors import UserError
 
 
 class DenseOptimizer:
-    """A torch optimizer over named parameters.
+    """One torch optimizer a block of named parameters; a block is what is clipped and updated together.
 
     The state is complete from the start (torch makes it at the first step), so that a checkpoint can be loaded
-    in place into a new optimizer.
+    in place into a new optimizer. It goes by parameter, so checkpoints do not depend on the blocks.
+
+    Attributes:
+        blocks: parameters by name, by block.
     """
 
-    def __init__(self, config: DenseOptimizerConfig, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Builds the optimizer of ``config`` over ``parameters``.
+    def __init__(self, config: DenseOptimizerConfig, blocks: Mapping[str, Mapping[str, nn.Parameter]]) -> None:
+        """Builds the optimizers of ``config``.
 
         Args:
             config: kind and hyperparameters.
-            parameters: at least one, all on one device; gradients that they hold are dropped.
+            blocks: each of at least one parameter, each parameter in one block, all on one device; gradients that
+                they hold are dropped.
         """
-        self._parameters = dict(parameters)
-        self._optimizer = _make(config, list(self._parameters.values()))
-        self._create_state(config)
+        self.blocks = {block: dict(parameters) for block, parameters in blocks.items()}
+        parameters = [parameter for named in self.blocks.values() for parameter in named.values()]
+        assert len(parameters) == len(set(parameters)), "a parameter is in two blocks"
+        self._optimizers = {block: _make(config, list(named.values())) for block, named in self.blocks.items()}
+        # Adagrad makes its state when constructed; plain SGD has none.
+        if config.kind != "adagrad" and not (config.kind == "sgd" and config.momentum == 0):
+            for optimizer in self._optimizers.values():
+                _create_state(optimizer)
 
     def set_lr(self, lr: float) -> None:
-        """Learning rate of the next step."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        """Learning rate of the next step, of every block."""
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = lr
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scales all gradients in place so that their global L2 norm is at most ``max_norm``.
+    def clip(self, block: str, max_norm: float) -> Tensor:
+        """Scales the gradients of ``block`` in place so that their L2 norm is at most ``max_norm``.
 
         Returns:
             The norm before clipping, a scalar on the device; the host is not synchronised.
         """
-        return torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm, error_if_nonfinite=False)
+        return torch.nn.utils.clip_grad_norm_(self.blocks[block].values(), max_norm, error_if_nonfinite=False)
 
-    def step(self) -> None:
-        """Updates every parameter that has a gradient."""
-        self._optimizer.step()
+    def step(self, block: str) -> None:
+        """Updates every parameter of ``block`` that has a gradient, on the current stream."""
+        self._optimizers[block].step()
 
     def state(self) -> dict[str, Tensor]:
-        """State by ``<parameter>/<entry>``; shares storage with the optimizer."""
+        """State by ``<parameter>/<entry>``; shares storage with the optimizers."""
         return {
             f"{name}/{entry}": value
-            for name, parameter in self._parameters.items()
-            for entry, value in self._optimizer.state[parameter].items()
+            for block, named in self.blocks.items()
+            for name, parameter in named.items()
+            for entry, value in self._optimizers[block].state[parameter].items()
             if isinstance(value, Tensor)
         }
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what :meth:`state` gave, in place.
 
-        Raises:
-            UserError: entries are missing or unexpected, or shapes differ; nothing was changed.
-        """
-        own = self.state()
-        if own.keys() != state.keys():
-            raise UserError(
-                f"optimizer state does not fit: missing {sorted(own.keys() - state.keys())}, "
-                f"unexpected {sorted(state.keys() - own.keys())}; use the optimizer.dense.kind that it was made with"
-            )
-        if differing := [name for name, value in own.items() if value.shape != state[name].shape]:
-            raise UserError(f"optimizer state does not fit: other shapes in {differing}; the model is another one")
-        for name, value in own.items():
-            value.copy_(state[name])
-
-    def _create_state(self, config: DenseOptimizerConfig) -> None:
-        """One step with zero gradients and no effect, then every entry back to its start value."""
-        if config.kind == "adagrad" or (config.kind == "sgd" and config.momentum == 0):
-            return  # Adagrad makes its state when constructed; plain SGD has none.
-        before = [parameter.detach().clone() for parameter in self._parameters.values()]
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters.values(), before, strict=True):
-                parameter.copy_(value)
-                parameter.grad = None
-            for entries in self._optimizer.state.values():
-                for value in entries.values():
-                    if isinstance(value, Tensor):
-                        value.zero_()
+def _create_state(optimizer: torch.optim.Optimizer) -> None:
+    """One step with zero gradients and no effect, then every entry back to its start value."""
+    parameters: list[nn.Parameter] = optimizer.param_groups[0]["params"]
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.copy_(value)
+            parameter.grad = None
+        for entries in optimizer.state.values():
+            for value in entries.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
 
 
 def _make(config: DenseOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -20,7 +20,7 @@ from erase_rec.finite import FiniteGuard
 from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import Plan
-from erase_rec.schedule.step import ScheduledStep
+from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.streams import make_streams
 from erase_rec.trainer import Parts
 from eval.evaluator import PooledEvaluator
@@ -116,7 +116,7 @@ def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: 
         device=machine.device,
         autocast_dtype=machine.autocast_dtype,
     )
-    optimizer = DenseOptimizer(config.optimizer.dense, gradients.dense_parameters())
+    optimizer = DenseOptimizer(config.optimizer.dense, {DENSE_BLOCK: gradients.dense_parameters()})
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
     return Parts(

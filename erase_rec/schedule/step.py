@@ -13,6 +13,8 @@ from erase_rec.schedule.plan import Op
 
 MAIN_LOSS = "over_arch"
 """Name of the main loss beside the towers' in messages and gradient norms."""
+DENSE_BLOCK = "dense"
+"""Block of all dense parameters."""
 
 
 class ScheduledStep:
@@ -33,7 +35,7 @@ class ScheduledStep:
 
         Args:
             gradients: runs the plan.
-            optimizer: over exactly ``gradients.dense_parameters()``.
+            optimizer: over exactly ``gradients.dense_parameters()``, in the one block :data:`DENSE_BLOCK`.
             guard: refuses non-finite losses before the update.
             max_grad_norm: global norm that the dense gradients are clipped to.
         """
@@ -72,8 +74,8 @@ class ScheduledStep:
         for name, parameter in self._parameters.items():
             parameter.grad = state.gradients[name]
         if self._max_grad_norm is not None:
-            self._optimizer.clip(self._max_grad_norm)
-        self._optimizer.step()
+            self._optimizer.clip(DENSE_BLOCK, self._max_grad_norm)
+        self._optimizer.step(DENSE_BLOCK)
         pooled_gradient = self._gradients.pooled_gradient(state)
         if pooled_gradient is not None:
             self._gradients.model.embeddings.backward_and_update(state.pooled, pooled_gradient)

@@ -57,8 +57,8 @@ def test_check_does_not_wait_for_the_device() -> None:
 def trained(optimizer: DenseOptimizer, weight: nn.Parameter, start: int, end: int) -> None:
     for step in range(start, end):
         weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step)).cuda()
-        optimizer.clip(1.0)
-        optimizer.step()
+        optimizer.clip("dense", 1.0)
+        optimizer.step("dense")
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "sgd"])
@@ -67,12 +67,12 @@ def test_optimizer_resumes_bitwise_through_a_checkpoint(tmp_path: Path, kind: st
     config = DenseOptimizerConfig.model_validate({"kind": kind, "momentum": momentum, "weight_decay": 0.01})
     start = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).cuda()
     whole, first, second = (nn.Parameter(start.clone()) for _ in range(3))
-    trained(DenseOptimizer(config, {"w": whole}), whole, 0, 6)
+    trained(DenseOptimizer(config, {"dense": {"w": whole}}), whole, 0, 6)
 
-    stopped = DenseOptimizer(config, {"w": first})
+    stopped = DenseOptimizer(config, {"dense": {"w": first}})
     trained(stopped, first, 0, 2)
     path = CheckpointManager(tmp_path, keep=1).save(2, {"w": first} | stopped.state(), {}, is_best=False)
-    resumed = DenseOptimizer(config, {"w": second})
+    resumed = DenseOptimizer(config, {"dense": {"w": second}})
     checkpoint.load(path, {"w": second} | resumed.state())
     trained(resumed, second, 2, 6)
     assert torch.equal(second, whole)

@@ -18,7 +18,7 @@ from erase_rec.protocols import LocalLoss
 from erase_rec.schedule.audit import EMBEDDINGS, MAIN_LOSS, OVER_ARCH, audit
 from erase_rec.schedule.gradients import GradientProgram, Gradients
 from erase_rec.schedule.plan import EmbeddingGradient, LossPlan, Plan, TowerPlan
-from erase_rec.schedule.step import ScheduledStep
+from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.streams import NullStreams, RecordingStreams
 from models.ctr_model import ColumnSelection, CTRModel, TowerBlock
 from models.embeddings.layout import Table
@@ -216,7 +216,7 @@ def test_each_table_is_updated_once_with_the_summed_gradient(early: bool, monkey
     monkeypatch.setattr(
         model.embeddings, "backward_and_update", lambda pooled, gradient: (calls.append(1), update(pooled, gradient))
     )
-    optimizer = DenseOptimizer(DenseOptimizerConfig(), program.dense_parameters())
+    optimizer = DenseOptimizer(DenseOptimizerConfig(), {DENSE_BLOCK: program.dense_parameters()})
     ScheduledStep(program, optimizer, FiniteGuard(lambda ids: []))(batch)
     assert len(calls) == 1
     for name, weight in model.embeddings.tables().items():
