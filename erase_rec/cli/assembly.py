@@ -15,11 +15,13 @@ from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.schema import Config
 from erase_rec.config.types import Params
 from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
 from erase_rec.run_folder import RunFolder
-from erase_rec.schedule.gradients import GradientProgram
+from erase_rec.schedule.gradients import GradientProgram, trained_blocks
 from erase_rec.schedule.plan import Plan
+from erase_rec.schedule.reduction.build import make_reduction
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.streams import make_streams
 from erase_rec.trainer import Parts
@@ -102,21 +104,25 @@ def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
     return score
 
 
-def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine) -> Parts:
+def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine, world: World) -> Parts:
     """Everything that the trainer needs, with initial weights."""
     torch.manual_seed(config.seed)  # dropout; initial weights have generators of their own
     embeddings = build_embeddings(config, datasets.table_rows, machine.device)
     model = build_model(config, embeddings, machine.device)
-    plan = Plan.from_config(config)
+    plan = Plan.from_config(config, world.size)
+    streams = make_streams(plan.streams(), machine.device)
+    blocks = trained_blocks(model, plan)
     gradients = GradientProgram(
         model,
         plan,
         build_local_losses(config),
-        make_streams(plan.streams(), machine.device),
+        streams,
         device=machine.device,
         autocast_dtype=machine.autocast_dtype,
+        reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
     )
-    optimizer = DenseOptimizer(config.optimizer.dense, {DENSE_BLOCK: gradients.dense_parameters()})
+    apart = plan.optimizer == "per_tower" or config.optimizer.dense.clip == "per_tower"
+    optimizer = DenseOptimizer(config.optimizer.dense, blocks if apart else {DENSE_BLOCK: gradients.dense_parameters()})
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
     return Parts(

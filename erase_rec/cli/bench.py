@@ -63,6 +63,7 @@ def command(
     from data.dataset import build_datasets
     from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
     from erase_rec.config.load import load_config
+    from erase_rec.distributed.world import World
     from erase_rec.run_folder import RunFolder
 
     names = presets.split(",")
@@ -73,7 +74,7 @@ def command(
     machine = Machine.prepare(configs[0])
     datasets = build_datasets(configs[0])
     batches = _resident(datasets.train.batches(0), configs[0].train.local_batch_size, machine.device)
-    arms = [build_parts(each, datasets, RunFolder(Path()), machine).step for each in configs]
+    arms = [build_parts(each, datasets, RunFolder(Path()), machine, World()).step for each in configs]
     for arm in arms:
         _turn(arm, batches, max(steps, 10))
     step_ms = np.empty((len(arms), rounds))

@@ -114,12 +114,13 @@ def _run(
     from erase_rec.checkpoint import read_state
     from erase_rec.cli.assembly import build_parts
     from erase_rec.config.load import dump_config
+    from erase_rec.distributed.world import World
     from erase_rec.progress import show_progress
     from erase_rec.run_log import FileRunLog
     from erase_rec.trainer import Trainer, planned_steps
 
     folder.write_config(dump_config(config))
-    parts = build_parts(config, datasets, folder, machine)
+    parts = build_parts(config, datasets, folder, machine, World())
     first_step = read_state(start)["position"]["step"] if start is not None else 0
     total = planned_steps(config.train, datasets.train)
     with (

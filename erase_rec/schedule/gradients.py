@@ -1,22 +1,24 @@
-"""Interprets a plan's program up to the gradients. Every schedule goes through here.
+"""Interprets a plan's program up to the reduced gradients. Every schedule goes through here.
 
-Gradients inside a tower are exact. What a plan changes is where gradients are cut (``detach``), when a tower's
-backward is launched (``early``), and on which stream its work runs. All gradients are taken with
-``torch.autograd.grad``: no hooks and no ``AccumulateGrad`` nodes, whose stream would be fixed where they were
-made; and each tower reads the pooled embeddings through a detached leaf of its own, so that backward passes of
-different towers share nothing. The leaves' gradients are summed once, in tower order, and each table is updated
-once a step.
+Gradients inside a tower are exact. What a plan changes is where gradients are cut (``detach``), when and by which
+thread a tower's backward is launched (``early``, ``dispatch``), on which stream its work runs, and how gradients are
+averaged over the ranks (``reduction``). Each tower reads the pooled embeddings through a detached leaf of its own, so
+that backward passes of different towers share nothing; the leaves' gradients are summed once, in tower order, and each
+table is updated once a step.
 
-Stages and streams: lookup, logit join, over-arch, aggregate backward, check and update run on the main stream;
-a tower's forward, local loss and early backward on the tower's. Autograd runs a node's backward on the stream
-of its forward and ends by letting the caller's current stream wait: an early backward is therefore called with
-the tower's stream current, and main does not wait for it before the update.
+Stages and streams: lookup, logit join, over-arch, aggregate backward and check run on the main stream; a tower's
+forward, local loss, early backward, reduction and own update on the tower's. Autograd runs a node's backward on the
+stream of its forward and ends by letting the caller's current stream wait: an early backward is therefore called with
+the tower's stream current.
+
+With micro-batches the lookup is still one for the whole batch; each part has leaves of its own, and its losses are
+weighted by its share of the rows, so that the sum is the gradient of the whole batch's mean loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +26,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from erase_rec.batch import Batch
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
-from erase_rec.schedule.plan import Op, Plan, TowerPlan, program
+from erase_rec.schedule.dispatch import Dispatch, make_dispatch
+from erase_rec.schedule.plan import OVER_ARCH, Plan, TowerPlan
+from erase_rec.schedule.program import Op, program
+from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
 from erase_rec.schedule.streams import Streams
+from erase_rec.schedule.tower_state import Phase, TowerStates
 
 
 @dataclass
@@ -42,11 +48,13 @@ class Gradients:
 
 
 @dataclass
-class StepState:
-    """Everything that one step makes. Kept until the step ends, because streams still read it."""
+class MicroState:
+    """What the towers and the over-arch make of some rows of a batch, with local losses before their weights."""
 
-    batch: Batch
-    pooled: Tensor = field(init=False)
+    rows: slice
+    dense: Tensor
+    label: Tensor
+    share: float
     leaves: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
@@ -55,11 +63,42 @@ class StepState:
     logit: Tensor = field(init=False)
     loss: Tensor = field(init=False)
     leaf_gradients: dict[str, Tensor] = field(default_factory=dict)
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+
+
+@dataclass
+class StepState:
+    """Everything that one step makes. Kept until the step ends, because streams still read it."""
+
+    batch: Batch
+    micros: list[MicroState]
+    pooled: Tensor = field(init=False)
+
+    def logit(self) -> Tensor:
+        """Logit of each row, [B]."""
+        return _whole([micro.logit for micro in self.micros])
+
+    def tower_logit(self, tower: str) -> Tensor:
+        """A tower's logit of each row, [B]."""
+        return _whole([micro.logits[tower] for micro in self.micros])
+
+    def loss(self) -> Tensor:
+        """The main loss, mean over the batch."""
+        return _mean([(micro.share, micro.loss) for micro in self.micros])
+
+    def local_losses(self) -> dict[str, Tensor]:
+        """Local losses, mean over the batch."""
+        names = self.micros[0].local_losses
+        return {name: _mean([(micro.share, micro.local_losses[name]) for micro in self.micros]) for name in names}
 
 
 class GradientProgram:
-    """Runs a plan's program up to the gradients; :mod:`erase_rec.schedule.step` updates with them."""
+    """Runs a plan's program up to the gradients; :mod:`erase_rec.schedule.step` updates with them.
+
+    Attributes:
+        plan: what is run.
+        blocks: trained parameters by block and name; frozen blocks are absent.
+        reduction: holds the gradients.
+    """
 
     def __init__(
         self,
@@ -70,6 +109,8 @@ class GradientProgram:
         *,
         device: torch.device,
         autocast_dtype: torch.dtype | None = None,
+        reduction: Reduction | None = None,
+        dispatch: Dispatch | None = None,
     ) -> None:
         """Binds the plan to a model.
 
@@ -80,68 +121,136 @@ class GradientProgram:
             streams: where to run it.
             device: the model's device.
             autocast_dtype: dtype of towers and over-arch under autocast; None: no autocast.
+            reduction: of the plan's kind, over :func:`trained_blocks`; None: no reduction.
+            dispatch: None: as the plan says.
         """
         self.model = model
         self.plan = plan
         self.device = device
+        self.blocks = trained_blocks(model, plan)
+        self.reduction = reduction or NoReduction(self.blocks)
         self._losses = losses
         self._streams = streams
+        self._dispatch = dispatch or make_dispatch(plan.dispatch, plan.workers, device)
         self._autocast_dtype = autocast_dtype
-        self._program = program(plan)
+        self._programs: dict[int, tuple[Op, ...]] = {}
         self._towers = {tower.name: model.tower(tower.name) for tower in plan.towers}
-        self._parameters = {
-            tower.name: named_parameters(self._towers[tower.name], f"towers.{tower.name}") for tower in plan.towers
-        }
-        self._over_arch_parameters = named_parameters(model.over_arch, "over_arch")
+        self._states = TowerStates(tower.name for tower in plan.towers)
         self._run_op: dict[str, Callable[[StepState, Op], None]] = {
             "lookup": self._lookup,
             "forward": self._forward,
             "logit_join": self._logit_join,
+            "local_loss": self._local_loss,
             "early_backward": self._early_backward,
             "over_arch": self._over_arch,
+            "join": _nothing,
             "backward": self._backward,
+            "reduce": self._reduce,
+            "end": _nothing,
         }
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """Dense parameters by the names that :class:`Gradients` uses, towers first."""
-        merged: dict[str, nn.Parameter] = {}
-        for parameters in self._parameters.values():
-            merged |= parameters
-        return merged | self._over_arch_parameters
+        """Trained dense parameters by the names that :class:`Gradients` uses, towers first."""
+        return {name: parameter for block in self.blocks.values() for name, parameter in block.items()}
 
     def run(self, batch: Batch, finish: Mapping[str, Callable[[StepState, Op], None]]) -> StepState:
-        """Runs the program; ``finish`` does the operations that need an optimizer (``check``, ``update``).
+        """Runs the program; ``finish`` does what needs an optimizer (``check``, ``update``, ``table_update``).
 
         Args:
-            batch: rows on the model's device.
-            finish: by operation kind; kinds that it leaves out are not run.
+            batch: one row or more, on the model's device.
+            finish: by operation kind; kinds that it leaves out only wait for what they come after.
+
+        Raises:
+            IllegalTransitionError: a tower is not where it should be.
+            Exception: whatever an operation raised, here or on a worker, with a note that names it.
         """
-        state = StepState(batch)
+        count = min(self.plan.micro_batches, batch.size)
+        state = StepState(batch, _split(batch, count))
+        ops = self._program(count)
         handlers = self._run_op | dict(finish)
-        for op in self._program:
-            handler = handlers.get(op.kind)
-            if handler is not None:
-                with self._streams.run(op):
-                    handler(state, op)
+        after_forward = next(position for position, op in enumerate(ops) if op.kind == "check")
+        last = state.micros[-1]
+        self._states.begin(count)
+        self._streams.begin()
+        self.reduction.begin()
+
+        def forward() -> Tensor:
+            self._launch(state, ops[:after_forward], handlers)
+            return last.loss
+
+        try:
+            last.loss = self.reduction.forward(forward)
+            self._launch(state, ops[after_forward:], handlers)
+        except BaseException as error:
+            for other in self._dispatch.drain():
+                error.add_note(f"also: {type(other).__name__}: {other}")
+            raise
         return state
 
     def gradients(self, batch: Batch) -> Gradients:
-        """Gradients of ``batch`` without any update; ready on the main stream."""
-        # An empty check waits for the early backwards as the real one does.
-        state = self.run(batch, {"check": lambda state, op: None})
-        return Gradients(dict(state.gradients), self.pooled_gradient(state))
+        """Gradients of ``batch``, reduced, without any update; ready on the main stream."""
+
+        def wait(state: StepState, op: Op) -> None:
+            for block in self.updated_blocks(op):
+                self.wait(block)
+
+        state = self.run(batch, {"update": wait})
+        parameters = {
+            name: self.reduction.gradient(block, name) for block, held in self.blocks.items() for name in held
+        }
+        return Gradients(parameters, self.pooled_gradient(state))
 
     def pooled_gradient(self, state: StepState) -> Tensor | None:
         """Sum of the leaves' gradients in tower order, [B, E]; None when no leaf has one."""
-        gradients = [
-            state.leaf_gradients[tower.name] for tower in self.plan.towers if tower.name in state.leaf_gradients
+        order = [tower.name for tower in self.plan.towers]
+        parts = [
+            _sum([micro.leaf_gradients[name] for name in order if name in micro.leaf_gradients])
+            for micro in state.micros
         ]
-        if not gradients:
-            return None
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total = total + gradient
-        return total
+        present = [part for part in parts if part is not None]
+        assert len(present) in {0, len(parts)}
+        return _whole(present) if present else None
+
+    def updated_blocks(self, op: Op) -> list[str]:
+        """Blocks whose gradients the ``update`` operation ``op`` uses."""
+        if op.tower is not None:
+            return [op.tower]
+        return [OVER_ARCH] if self.plan.optimizer == "per_tower" else [*self.blocks]
+
+    def wait(self, block: str) -> None:
+        """Lets the current stream (gloo: the host) wait for a block's reduced gradients."""
+        self.reduction.wait(block)
+        if block in self._towers and self.plan.reduction == "bucket":
+            self._states.advance(block, Phase.REDUCED)
+
+    def finish(self, block: str) -> None:
+        """Says that a block's parameters are updated."""
+        if block in self._towers:
+            self._states.advance(block, Phase.STEPPED)
+
+    def _program(self, micro_batches: int) -> tuple[Op, ...]:
+        if micro_batches not in self._programs:
+            self._programs[micro_batches] = program(replace(self.plan, micro_batches=micro_batches))
+        return self._programs[micro_batches]
+
+    def _launch(
+        self, state: StepState, ops: Sequence[Op], handlers: Mapping[str, Callable[[StepState, Op], None]]
+    ) -> None:
+        for op in ops:
+            for key in op.joins:
+                self._dispatch.join(key)
+            handler = handlers.get(op.kind, _nothing)
+            self._dispatch.launch(op, lambda op=op, handler=handler: self._run(state, op, handler))  # type: ignore[misc]
+
+    def _run(self, state: StepState, op: Op, handler: Callable[[StepState, Op], None]) -> None:
+        try:
+            with self._streams.run(op):
+                handler(state, op)
+        except Exception as error:
+            if op.tower is not None:
+                self._states.fail(op.tower)
+                error.add_note(f"in {op.kind} of tower {op.tower}")
+            raise
 
     def _autocast(self) -> torch.autocast:
         # The cache of cast weights is shared between streams; a cast made on one and read on another is a race.
@@ -156,94 +265,174 @@ class GradientProgram:
         state.pooled = self.model.embeddings(state.batch.sparse)
 
     def _forward(self, state: StepState, op: Op) -> None:
-        assert op.tower is not None
-        leaf = state.pooled.detach()
-        if self._leaf_needs_gradient(self.plan.tower(op.tower)):
+        micro, tower = state.micros[op.micro], self._tower(op)
+        self._states.advance(tower.name, Phase.FORWARD, op.micro)
+        leaf = state.pooled.detach()[micro.rows]
+        if self._leaf_needs_gradient(tower):
             leaf.requires_grad_()
-        with self._autocast():
-            output, logit = self._towers[op.tower](state.batch.dense, leaf)
-        state.leaves[op.tower], state.outputs[op.tower], state.logits[op.tower] = leaf, output, logit
+        outputs = [self._cut(micro.outputs, name) for name in tower.inputs]
+
+        def run() -> tuple[Tensor, Tensor]:
+            with self._autocast():
+                return self._towers[tower.name](micro.dense, leaf, outputs)
+
+        output, logit = self.reduction.call(tower.name, run, last=self._is_last(state, op))
+        micro.leaves[tower.name], micro.outputs[tower.name], micro.logits[tower.name] = leaf, output, logit
 
     def _leaf_needs_gradient(self, tower: TowerPlan) -> bool:
         """Whether a loss that may train the tables reaches this tower."""
-        from_main = not tower.detach and self.plan.embedding_gradient in {"main", "both"}
-        # A tower that is not detached sees no other tower's local loss: every target cuts the others' logits.
-        from_local = tower.loss is not None and self.plan.embedding_gradient in {"local", "both"}
-        return from_main or from_local
+        losses = self.plan.losses_reaching(tower.name)
+        allowed = self.plan.embedding_gradient
+        return (allowed in {"main", "both"} and OVER_ARCH in losses) or (
+            allowed in {"local", "both"} and bool(losses - {OVER_ARCH})
+        )
 
     def _logit_join(self, state: StepState, op: Op) -> None:
-        total: Tensor | None = None
-        for logit in state.logits.values():
-            total = logit.detach() if total is None else total + logit.detach()
-        state.logit_sum = total
+        micro = state.micros[op.micro]
+        micro.logit_sum = _sum([logit.detach() for logit in micro.logits.values()])
 
-    def _local_loss(self, state: StepState, tower: TowerPlan) -> Tensor:
-        """The tower's loss before its weight; its graph ends at the tower's leaf and parameters."""
+    def _local_loss(self, state: StepState, op: Op) -> None:
+        """The tower's loss before its weight; its graph ends at the tower's leaf, inputs and parameters."""
+        micro, tower = state.micros[op.micro], self._tower(op)
+        self._states.advance(tower.name, Phase.LOSS, op.micro)
         assert tower.loss is not None
-        logit = state.logits[tower.name]
+        logit = micro.logits[tower.name]
         if tower.loss.target == "joint":
-            assert state.logit_sum is not None
-            logit = logit + (state.logit_sum - logit.detach())
-        loss = self._losses[tower.name](logit, state.batch.label)
-        state.local_losses[tower.name] = loss
-        return tower.loss.weight * loss
+            assert micro.logit_sum is not None
+            logit = logit + (micro.logit_sum - logit.detach())
+        micro.local_losses[tower.name] = self._losses[tower.name](logit, micro.label)
 
     def _early_backward(self, state: StepState, op: Op) -> None:
-        assert op.tower is not None
-        tower = self.plan.tower(op.tower)
-        loss = self._local_loss(state, tower)
-        leaf = state.leaves[op.tower]
-        self._take(state, loss, [op.tower] if leaf.requires_grad else [], self._parameters[op.tower])
+        micro, tower = state.micros[op.micro], self._tower(op)
+        self._states.advance(tower.name, Phase.BACKWARD, op.micro)
+        leaf = micro.leaves[tower.name]
+        found = self.reduction.differentiate(
+            self._weighted(micro, tower),
+            [leaf] if leaf.requires_grad else [],
+            [tower.name],
+            last=False,
+        )
+        _keep(micro, [tower.name] if leaf.requires_grad else [], found)
+        self._states.advance(tower.name, Phase.GRADIENTS, op.micro)
 
     def _over_arch(self, state: StepState, op: Op) -> None:
-        outputs, logits = [], []
-        for tower in self.plan.towers:
-            output, logit = state.outputs[tower.name], state.logits[tower.name]
-            outputs.append(output.detach() if tower.detach else output)
-            logits.append(logit.detach() if tower.detach else logit)
-        with self._autocast():
-            state.logit = self.model.over_arch(outputs, logits)
-        state.loss = binary_cross_entropy_with_logits(state.logit, state.batch.label.to(state.logit.dtype))
+        micro = state.micros[op.micro]
+        outputs = [self._cut(micro.outputs, tower.name) for tower in self.plan.towers]
+        logits = [self._cut(micro.logits, tower.name) for tower in self.plan.towers]
+
+        def run() -> Tensor:
+            with self._autocast():
+                return self.model.over_arch(outputs, logits)
+
+        micro.logit = self.reduction.call(OVER_ARCH, run, last=self._is_last(state, op))
+        micro.loss = binary_cross_entropy_with_logits(micro.logit, micro.label.to(micro.logit.dtype))
 
     def _backward(self, state: StepState, op: Op) -> None:
         """Aggregate backward: the main loss and every local loss that was not launched early, in one call."""
+        micro, last = state.micros[op.micro], self._is_last(state, op)
         rest = [tower for tower in self.plan.towers if not tower.early]
-        parameters = dict(self._over_arch_parameters)
-        for tower in rest:
-            parameters |= self._parameters[tower.name]
-        local: Tensor | None = None
-        for tower in rest:
-            if tower.loss is not None:
-                loss = self._local_loss(state, tower)
-                local = loss if local is None else local + loss
-        total = state.loss if local is None else state.loss + local
-        leaves = [tower.name for tower in rest if state.leaves[tower.name].requires_grad]
-        chosen = {"both": total, "main": state.loss, "local": local, "none": None}[self.plan.embedding_gradient]
-        if chosen is total:
-            self._take(state, total, leaves, parameters)
-            return
-        if leaves and chosen is not None:
-            self._take(state, chosen, leaves, {}, retain_graph=True)
-        self._take(state, total, [], parameters)
+        trained = [tower.name for tower in rest if not tower.frozen]
+        for name in trained:
+            self._states.advance(name, Phase.BACKWARD, op.micro)
+        main = micro.loss if micro.share == 1 else micro.share * micro.loss
+        local = _sum([self._weighted(micro, tower) for tower in rest if tower.loss is not None])
+        total = main if local is None else main + local
+        leaves = [tower.name for tower in rest if micro.leaves[tower.name].requires_grad]
+        chosen = {"both": total, "main": main, "local": local, "none": None}[self.plan.embedding_gradient]
+        if leaves and chosen is not total:
+            # The tables learn from fewer losses than the towers do: a pass of its own.
+            assert chosen is not None
+            inputs = [micro.leaves[name] for name in leaves]
+            _keep(micro, leaves, torch.autograd.grad(chosen, inputs, retain_graph=True, allow_unused=True))
+            leaves = []
+        found = self.reduction.differentiate(
+            total, [micro.leaves[name] for name in leaves], [OVER_ARCH, *trained], last=last
+        )
+        _keep(micro, leaves, found)
+        for name in trained:
+            self._states.advance(name, Phase.GRADIENTS, op.micro)
 
-    def _take(
-        self,
-        state: StepState,
-        loss: Tensor,
-        leaves: Sequence[str],
-        parameters: Mapping[str, nn.Parameter],
-        retain_graph: bool = False,
-    ) -> None:
-        """Gradients of ``loss`` for the named leaves and the parameters; a leaf that it does not reach gets none."""
-        inputs = [state.leaves[name] for name in leaves] + list(parameters.values())
-        gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
-        for name, gradient in zip(leaves, gradients[: len(leaves)], strict=True):
-            if gradient is not None:
-                state.leaf_gradients[name] = gradient
-        state.gradients.update(zip(parameters, gradients[len(leaves) :], strict=True))
+    def _reduce(self, state: StepState, op: Op) -> None:
+        if op.tower is not None:
+            self._states.advance(op.tower, Phase.REDUCING)
+        self.reduction.start(op.tower or OVER_ARCH)
+
+    def _tower(self, op: Op) -> TowerPlan:
+        assert op.tower is not None
+        return self.plan.tower(op.tower)
+
+    def _cut(self, values: Mapping[str, Tensor], name: str) -> Tensor:
+        return values[name].detach() if self.plan.tower(name).detach else values[name]
+
+    def _weighted(self, micro: MicroState, tower: TowerPlan) -> Tensor:
+        assert tower.loss is not None
+        return (micro.share * tower.loss.weight) * micro.local_losses[tower.name]
+
+    def _is_last(self, state: StepState, op: Op) -> bool:
+        return op.micro == len(state.micros) - 1
+
+
+def trained_blocks(model: CTRModel, plan: Plan) -> dict[str, dict[str, nn.Parameter]]:
+    """Parameters that are trained, by block (towers in order, then the over-arch) and checkpoint name.
+
+    Raises:
+        ValueError: two blocks share a parameter: its gradient would be taken and updated twice.
+    """
+    modules: dict[str, TowerBlock | OverArch] = {tower.name: model.tower(tower.name) for tower in plan.towers}
+    prefixes = {name: f"towers.{name}" for name in modules} | {OVER_ARCH: OVER_ARCH}
+    modules[OVER_ARCH] = model.over_arch
+    owner: dict[int, str] = {}
+    blocks: dict[str, dict[str, nn.Parameter]] = {}
+    for block, module in modules.items():
+        named = {
+            name: value for name, value in named_parameters(module, prefixes[block]).items() if value.requires_grad
+        }
+        for name, parameter in named.items():
+            if (other := owner.setdefault(id(parameter), block)) != block:
+                raise ValueError(f"{block} and {other} share the parameter {name}; make them one block")
+        if named:
+            blocks[block] = named
+    return blocks
 
 
 def named_parameters(module: TowerBlock | OverArch, prefix: str) -> dict[str, nn.Parameter]:
     """Parameters of a tower block or over-arch by ``prefix.<name>``."""
     assert isinstance(module, nn.Module)
     return {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def _nothing(state: StepState, op: Op) -> None:
+    pass
+
+
+def _split(batch: Batch, count: int) -> list[MicroState]:
+    bounds = [batch.size * part // count for part in range(count + 1)]
+    parts = [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [
+        MicroState(rows, batch.dense[rows], batch.label[rows], (rows.stop - rows.start) / batch.size) for rows in parts
+    ]
+
+
+def _keep(micro: MicroState, leaves: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+    for name, gradient in zip(leaves, gradients, strict=True):
+        if gradient is not None:
+            micro.leaf_gradients[name] = gradient
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
+    total: Tensor | None = None
+    for tensor in tensors:
+        total = tensor if total is None else total + tensor
+    return total
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0][1]
+    total = _sum([share * value for share, value in parts])
+    assert total is not None
+    return total

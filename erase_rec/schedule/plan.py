@@ -1,9 +1,7 @@
-"""What one training step does, as data: blocks, losses, streams, and who waits for whom.
+"""What one training step does, as data: blocks, losses, streams, dispatch, reduction, updates.
 
-A :class:`Plan` is made from the configuration; :func:`program` turns it into the list of operations that
-:mod:`erase_rec.schedule.step` interprets. Early backward is nothing but the place of an operation in this list
-and the events it waits for: ``early_backward:i`` needs its tower's forward (and, for the ``joint`` target, one
-join of the logits), and nothing of the over-arch (ERASE, arXiv 2608.18469, section 3).
+A :class:`Plan` is made from the configuration; :mod:`erase_rec.schedule.program` turns it into operations. Towers stand
+side by side, or in chains: a tower may read the outputs of earlier ones, cut where those are detached.
 """
 
 from __future__ import annotations
@@ -14,10 +12,14 @@ from typing import Literal
 from erase_rec.config.schema import Config, TowerConfig
 
 MAIN = "main"
-"""Name of the stream that lookup, over-arch, aggregate backward and updates run on."""
+"""Name of the stream that lookup, over-arch, aggregate backward and table updates run on."""
+MAIN_LOSS = "over_arch"
+"""Name of the main loss beside the towers' in messages and gradient norms."""
+OVER_ARCH = "over_arch"
+"""Name of the over-arch's block beside the towers'."""
 
-OpKind = Literal["lookup", "forward", "logit_join", "early_backward", "over_arch", "backward", "check", "update"]
 EmbeddingGradient = Literal["main", "local", "both", "none"]
+Reduction = Literal["ddp", "ddp_per_tower", "bucket"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,11 @@ class TowerPlan:
     Attributes:
         name: the tower's name.
         stream: name of its stream; ``main`` for the main stream.
-        detach: its output and logit are cut before the over-arch.
+        detach: its output and logit are cut before the over-arch and before towers that read them.
         early: its backward from the local loss is launched before the over-arch's.
         loss: the local loss, or None.
+        inputs: earlier towers whose outputs it reads.
+        frozen: its parameters stay as they are.
     """
 
     name: str
@@ -45,32 +49,75 @@ class TowerPlan:
     detach: bool
     early: bool
     loss: LossPlan | None
+    inputs: tuple[str, ...] = ()
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole step."""
+    """A whole step.
+
+    Attributes:
+        towers: in configuration order, each after those that it reads.
+        embedding_gradient: whose gradients reach the tables.
+        dispatch: who calls an early backward: the main thread, or a worker.
+        workers: number of workers.
+        reduction: how gradients are averaged over ranks; None: not at all.
+        find_unused_parameters: FUP of ``ddp``.
+        optimizer: one update at the end, or one a tower on its stream.
+        micro_batches: parts that a batch is cut into.
+    """
 
     towers: tuple[TowerPlan, ...]
     embedding_gradient: EmbeddingGradient
+    dispatch: Literal["blocking", "non_blocking"] = "blocking"
+    workers: int = 1
+    reduction: Reduction | None = None
+    find_unused_parameters: bool = False
+    optimizer: Literal["end", "per_tower"] = "end"
+    micro_batches: int = 1
 
     @classmethod
-    def from_config(cls, config: Config) -> Plan:
+    def from_config(cls, config: Config, world_size: int = 1) -> Plan:
         """Reads the plan off a resolved configuration (presets applied, combinations checked)."""
-        assert config.schedule.early_backward is not None
-        assert config.schedule.embedding_gradient is not None
+        schedule, distributed = config.schedule, config.distributed
+        assert schedule.early_backward is not None
+        assert schedule.dispatch is not None
+        assert schedule.embedding_gradient is not None
+        assert schedule.optimizer is not None
         return cls(
-            tuple(_tower_plan(tower, config.schedule.early_backward) for tower in config.towers),
-            config.schedule.embedding_gradient,
+            towers=tuple(_tower_plan(tower, schedule.early_backward) for tower in config.towers),
+            embedding_gradient=schedule.embedding_gradient,
+            dispatch=schedule.dispatch,
+            workers=schedule.workers,
+            reduction=distributed.reduction or ("bucket" if world_size > 1 else None),
+            find_unused_parameters=bool(distributed.find_unused_parameters),
+            optimizer=schedule.optimizer,
+            micro_batches=config.train.micro_batches,
         )
 
     def tower(self, name: str) -> TowerPlan:
         """The plan of the tower of that name."""
         return next(tower for tower in self.towers if tower.name == name)
 
+    def trained(self) -> tuple[TowerPlan, ...]:
+        """Towers whose parameters are updated."""
+        return tuple(tower for tower in self.towers if not tower.frozen)
+
     def streams(self) -> tuple[str, ...]:
         """Names of the side streams, in order of first use."""
         return tuple(dict.fromkeys(tower.stream for tower in self.towers if tower.stream != MAIN))
+
+    def losses_reaching(self, name: str) -> frozenset[str]:
+        """Names of the losses (towers' and the main one) whose gradient flows into a tower's output or logit."""
+        tower = self.tower(name)
+        reaching = {name} if tower.loss is not None else set()
+        if not tower.detach:
+            reaching.add(MAIN_LOSS)
+            for reader in self.towers:
+                if name in reader.inputs:
+                    reaching |= self.losses_reaching(reader.name)
+        return frozenset(reaching)
 
 
 def _tower_plan(tower: TowerConfig, early_backward: bool) -> TowerPlan:
@@ -84,55 +131,6 @@ def _tower_plan(tower: TowerConfig, early_backward: bool) -> TowerPlan:
         detach=tower.detach,
         early=early_backward and tower.detach and loss is not None,
         loss=loss,
+        inputs=tower.inputs.towers,
+        frozen=tower.frozen,
     )
-
-
-@dataclass(frozen=True)
-class Op:
-    """One operation of a step.
-
-    Attributes:
-        kind: what is done.
-        stream: where.
-        tower: for which tower, where that applies.
-        waits: keys of the operations that must have finished on the device first. Operations on one stream
-            finish in order of launch, so a wait inside a stream costs nothing.
-    """
-
-    kind: OpKind
-    stream: str = MAIN
-    tower: str | None = None
-    waits: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """``kind`` or ``kind:tower``; unique in a program."""
-        return self.kind if self.tower is None else f"{self.kind}:{self.tower}"
-
-
-def program(plan: Plan) -> tuple[Op, ...]:
-    """The operations of one step in launch order.
-
-    A tower with an early backward on its own logit is launched whole (forward, local loss, backward) before the
-    next tower's forward. The ``joint`` target needs all logits of the batch, so those towers' backwards follow
-    one ``logit_join``. The over-arch waits for the towers' forwards only; updates wait for everything.
-    """
-    ops = [Op("lookup")]
-    forwards = tuple(f"forward:{tower.name}" for tower in plan.towers)
-    joint_losses = [tower for tower in plan.towers if tower.loss and tower.loss.target == "joint"]
-    for tower in plan.towers:
-        ops.append(Op("forward", tower.stream, tower.name, ("lookup",)))
-        if tower.early and tower not in joint_losses:
-            ops.append(Op("early_backward", tower.stream, tower.name, (f"forward:{tower.name}",)))
-    if joint_losses:
-        ops.append(Op("logit_join", waits=forwards))
-    for tower in joint_losses:
-        if tower.early:
-            waits = (f"forward:{tower.name}", "logit_join")
-            ops.append(Op("early_backward", tower.stream, tower.name, waits))
-    ops.append(Op("over_arch", waits=forwards))
-    ops.append(Op("backward", waits=("over_arch", *(("logit_join",) if joint_losses else ()))))
-    early = tuple(op.key for op in ops if op.kind == "early_backward")
-    ops.append(Op("check", waits=("backward", *early)))
-    ops.append(Op("update", waits=("check",)))
-    return tuple(ops)

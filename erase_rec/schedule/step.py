@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -9,19 +11,20 @@ from erase_rec.batch import Batch, StepOutput
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.finite import FiniteGuard
 from erase_rec.schedule.gradients import GradientProgram, StepState
-from erase_rec.schedule.plan import Op
+from erase_rec.schedule.plan import MAIN_LOSS
+from erase_rec.schedule.program import Op
 
-MAIN_LOSS = "over_arch"
-"""Name of the main loss beside the towers' in messages and gradient norms."""
 DENSE_BLOCK = "dense"
-"""Block of all dense parameters."""
+"""The optimizer's one block where all dense parameters are clipped and updated together."""
 
 
 class ScheduledStep:
     """Implements :class:`erase_rec.protocols.TrainStep` for every plan.
 
-    Dense parameters are updated with the optimizer's current learning rate, then each table once with the summed
-    gradient of the pooled embeddings; both on the main stream, after every backward of the step.
+    Dense parameters are updated with the optimizer's current learning rate: each tower on its stream once its reduced
+    gradient is there (``per_tower``), or all on the main stream after every backward. Then each table is updated once
+    with the summed gradient of the pooled embeddings. Under ``per_tower`` a loss that is not finite stops every update,
+    as otherwise: losses are checked once all are launched, before the first update.
     """
 
     def __init__(
@@ -35,15 +38,15 @@ class ScheduledStep:
 
         Args:
             gradients: runs the plan.
-            optimizer: over exactly ``gradients.dense_parameters()``, in the one block :data:`DENSE_BLOCK`.
+            optimizer: over the blocks of ``gradients``; or, where the plan updates at the end, over
+                ``gradients.dense_parameters()`` in the one block :data:`DENSE_BLOCK`.
             guard: refuses non-finite losses before the update.
-            max_grad_norm: global norm that the dense gradients are clipped to.
+            max_grad_norm: norm that the gradients of each of the optimizer's blocks are clipped to.
         """
         self._gradients = gradients
         self._optimizer = optimizer
         self._guard = guard
         self._max_grad_norm = max_grad_norm
-        self._parameters = gradients.dense_parameters()
 
     def device(self) -> torch.device:
         """The model's device."""
@@ -51,48 +54,56 @@ class ScheduledStep:
 
     def __call__(self, batch: Batch, *, measure: bool = False) -> StepOutput:
         """See :class:`erase_rec.protocols.TrainStep`."""
+        self._guard.drain()  # host synchronisation on CUDA, before any work and any collective of this step
         norms: dict[str, Tensor] = {}
 
         def check(state: StepState, op: Op) -> None:
-            self._guard.check({MAIN_LOSS: state.loss} | state.local_losses, batch.row_ids)
-            if measure:
-                norms.update(self._norms(state))
+            self._guard.check({MAIN_LOSS: state.loss()} | state.local_losses(), batch.row_ids)
 
         def update(state: StepState, op: Op) -> None:
-            self._update(state)
+            blocks = self._gradients.updated_blocks(op)
+            self._take_gradients(blocks)
+            if measure:
+                norms.update({block: _norm(self._of_block(block)) for block in blocks})
+            self._update(blocks if self._gradients.plan.optimizer == "per_tower" else self._optimizer.blocks)
+            for block in blocks:
+                self._gradients.finish(block)
 
-        state = self._gradients.run(batch, {"check": check, "update": update})
+        def table_update(state: StepState, op: Op) -> None:
+            gradient = self._gradients.pooled_gradient(state)
+            if gradient is None:
+                return
+            if measure:
+                norms["embeddings"] = _norm([gradient])
+            self._gradients.model.embeddings.backward_and_update(state.pooled, gradient)
+
+        state = self._gradients.run(batch, {"check": check, "update": update, "table_update": table_update})
         return StepOutput(
-            logit=state.logit.detach(),
-            tower_logits={name: logit.detach() for name, logit in state.logits.items()},
-            loss=state.loss.detach(),
-            local_losses={name: loss.detach() for name, loss in state.local_losses.items()},
+            logit=state.logit().detach(),
+            tower_logits={tower.name: state.tower_logit(tower.name).detach() for tower in self._gradients.plan.towers},
+            loss=state.loss().detach(),
+            local_losses={name: loss.detach() for name, loss in state.local_losses().items()},
             grad_norms=norms,
         )
 
-    def _update(self, state: StepState) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.grad = state.gradients[name]
-        if self._max_grad_norm is not None:
-            self._optimizer.clip(DENSE_BLOCK, self._max_grad_norm)
-        self._optimizer.step(DENSE_BLOCK)
-        pooled_gradient = self._gradients.pooled_gradient(state)
-        if pooled_gradient is not None:
-            self._gradients.model.embeddings.backward_and_update(state.pooled, pooled_gradient)
+    def _take_gradients(self, blocks: Iterable[str]) -> None:
+        for block in blocks:
+            self._gradients.wait(block)
+            for name, parameter in self._gradients.blocks[block].items():
+                parameter.grad = self._gradients.reduction.gradient(block, name)
 
-    def _norms(self, state: StepState) -> dict[str, Tensor]:
-        """Norm of each block's gradient before clipping, on the device."""
-        blocks: dict[str, list[Tensor]] = {}
-        for name, gradient in state.gradients.items():
-            if gradient is not None:
-                block = MAIN_LOSS if name.startswith("over_arch.") else name.split(".")[1]
-                blocks.setdefault(block, []).append(gradient)
-        pooled_gradient = self._gradients.pooled_gradient(state)
-        if pooled_gradient is not None:
-            blocks["embeddings"] = [pooled_gradient]
-        return {block: _norm(gradients) for block, gradients in blocks.items()}
+    def _of_block(self, block: str) -> list[Tensor]:
+        found = [parameter.grad for parameter in self._gradients.blocks[block].values()]
+        return [gradient for gradient in found if gradient is not None]
+
+    def _update(self, blocks: Iterable[str]) -> None:
+        for block in blocks:
+            if self._max_grad_norm is not None:
+                self._optimizer.clip(block, self._max_grad_norm)
+            self._optimizer.step(block)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
+    """Norm over all, on the device."""
     norms = torch.stack([gradient.float().square().sum() for gradient in gradients])
     return norms.sum().sqrt()

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from erase_rec.schedule.plan import MAIN, Op
+from erase_rec.schedule.plan import MAIN
+from erase_rec.schedule.program import Op, guaranteed_order
 
 
 class Streams(Protocol):
-    """Runs operations on named streams."""
+    """Runs operations on named streams, from any thread."""
+
+    def begin(self) -> None:
+        """Starts a step; the calling thread's current stream is ``main`` until the next."""
+        ...
 
     def run(self, op: Op) -> AbstractContextManager[None]:
         """Makes ``op``'s stream current after the waits of ``op``; on exit records the event of its key."""
+        ...
+
+    def current(self, name: str) -> AbstractContextManager[None]:
+        """Makes the stream of that name current, without any wait or event."""
         ...
 
 
 class NullStreams:
     """One in-order device, such as the CPU: launch order is execution order and nothing has to wait."""
 
+    def begin(self) -> None:
+        """Nothing to do."""
+
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:
+        """Runs in place."""
+        yield
+
+    @contextmanager
+    def current(self, name: str) -> Iterator[None]:
         """Runs in place."""
         yield
 
@@ -31,24 +50,27 @@ class NullStreams:
 class CudaStreams:
     """CUDA streams and events, created once and reused in every step.
 
-    ``main`` is the stream that is current when :meth:`run` is called. Tensors that cross streams stay referenced
-    by the step until ``main`` has waited for every side stream; the next step's side streams wait for its
-    lookup, which ``main`` launches after that. So no block is reused while a stream may still read it, and
-    ``record_stream`` (which strands memory) is not needed.
+    Tensors that cross streams stay referenced by the step until ``main`` has waited for every side stream; the next
+    step's side streams wait for its lookup, which ``main`` launches after that. So no block is reused while a stream may
+    still read it, and ``record_stream`` (which strands memory) is not needed.
     """
 
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         """Creates one stream a name on ``device``."""
         self._device = device
+        self._main = torch.cuda.current_stream(device)
         self._side = {name: torch.cuda.Stream(device) for name in names}  # type: ignore[no-untyped-call]
         self._events: dict[str, torch.cuda.Event] = {}
         self._recorded_on: dict[str, str] = {}
 
+    def begin(self) -> None:
+        """The current stream of this thread is ``main``; a worker has another."""
+        self._main = torch.cuda.current_stream(self._device)
+
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:
         """Waits on the device only; the host never blocks."""
-        main = torch.cuda.current_stream(self._device)
-        stream = main if op.stream == MAIN else self._side[op.stream]
+        stream = self._stream(op.stream)
         for key in op.waits:
             if self._recorded_on[key] != op.stream:
                 stream.wait_event(self._events[key])
@@ -60,30 +82,59 @@ class CudaStreams:
         event.record(stream)
         self._recorded_on[op.key] = op.stream
 
+    @contextmanager
+    def current(self, name: str) -> Iterator[None]:
+        """On the stream of that name."""
+        with torch.cuda.stream(self._stream(name)):
+            yield
+
+    def _stream(self, name: str) -> torch.cuda.Stream:
+        return self._main if name == MAIN else self._side[name]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """An operation and the thread that launched it."""
+
+    op: Op
+    thread: str
+
 
 class RecordingStreams:
-    """Logs launches and waits; answers whether one operation is guaranteed to finish before another starts.
+    """Logs launches, refuses waits for what is not launched yet, and answers which order a program guarantees.
 
-    The guarantee is that of CUDA streams: order within a stream, and events between streams. Nothing else, and
-    in particular not the order in which the host launched work on different streams.
+    Attributes:
+        launched: of the running or last step, in the order in which threads came to launch.
     """
 
-    def __init__(self) -> None:
-        self.launched: list[Op] = []
-        self._before: dict[str, frozenset[str]] = {}
+    def __init__(self, ops: Sequence[Op]) -> None:
+        """Takes the program that will be run."""
+        self.launched: list[Launch] = []
+        self._before = guaranteed_order(ops)
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Clears the log."""
+        self.launched.clear()
 
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:
-        """Runs in place and logs ``op``; an operation seen again starts a new step's log."""
-        if op.key in self._before:
-            self.launched.clear()
-            self._before.clear()
-        predecessors: set[str] = set()
-        same_stream = [earlier.key for earlier in self.launched if earlier.stream == op.stream]
-        for key in (*same_stream[-1:], *op.waits):
-            predecessors |= {key} | self._before[key]
-        self._before[op.key] = frozenset(predecessors)
-        self.launched.append(op)
+        """Runs in place and logs ``op``.
+
+        Raises:
+            RuntimeError: an operation that ``op`` waits for is not launched: on a device the wait would be void.
+        """
+        with self._lock:
+            known = {launch.op.key for launch in self.launched}
+            if missing := set(op.waits) - known:
+                raise RuntimeError(f"{op.key} waits for {', '.join(sorted(missing))}, which nobody has launched")
+        yield
+        with self._lock:
+            self.launched.append(Launch(op, threading.current_thread().name))
+
+    @contextmanager
+    def current(self, name: str) -> Iterator[None]:
+        """Runs in place."""
         yield
 
     def happens_before(self, first: str, second: str) -> bool:

@@ -10,6 +10,7 @@ from erase_rec.batch import Batch
 from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import load_config
 from erase_rec.run_folder import RunFolder
+from erase_rec.distributed.world import World
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.streams import NullStreams, make_streams
@@ -30,7 +31,7 @@ def test_streams_change_no_gradient(tmp_path, preset: str, precision: str) -> No
     config = load(f"schedule.preset={preset}", f"train.precision={precision}", "train.device=cuda")
     machine = Machine.prepare(config)
     datasets = build_datasets(config, pin=True)
-    model = build_parts(config, datasets, RunFolder(tmp_path), machine).model
+    model = build_parts(config, datasets, RunFolder(tmp_path), machine, World()).model
     plan = Plan.from_config(config)
     losses = build_local_losses(config)
 
@@ -60,7 +61,7 @@ def test_early_equals_aggregate(tmp_path) -> None:  # type: ignore[no-untyped-de
         config = load(f"schedule.preset={preset}", "train.device=cuda")
         machine = Machine.prepare(config)
         datasets = build_datasets(config, pin=True)
-        step = build_parts(config, datasets, RunFolder(tmp_path), machine).step
+        step = build_parts(config, datasets, RunFolder(tmp_path), machine, World()).step
         outputs = [step(batch.to(machine.device)) for batch in datasets.train.batches(0)]
         results[preset] = torch.stack([output.loss for output in outputs]).cpu()
     torch.testing.assert_close(results["detached"], results["erase"], rtol=1e-4, atol=1e-5)

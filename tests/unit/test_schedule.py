@@ -18,6 +18,7 @@ from erase_rec.protocols import LocalLoss
 from erase_rec.schedule.audit import EMBEDDINGS, MAIN_LOSS, OVER_ARCH, audit
 from erase_rec.schedule.gradients import GradientProgram, Gradients
 from erase_rec.schedule.plan import EmbeddingGradient, LossPlan, Plan, TowerPlan
+from erase_rec.schedule.program import program
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.streams import NullStreams, RecordingStreams
 from models.ctr_model import ColumnSelection, CTRModel, TowerBlock
@@ -203,8 +204,9 @@ def test_audit_sees_a_loss_that_leaks() -> None:
 def test_each_table_is_updated_once_with_the_summed_gradient(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = make_model(), make_batch()
     plan = make_plan("all", "own", "both", early=early)
-    program = GradientProgram(model, plan, local_losses(plan), RecordingStreams(), device=CPU)
-    expected_pooled = program.gradients(batch).pooled
+    ops = program(plan)
+    gradients = GradientProgram(model, plan, local_losses(plan), RecordingStreams(ops), device=CPU)
+    expected_pooled = gradients.gradients(batch).pooled
     assert expected_pooled is not None
     expected = {name: weight.clone() for name, weight in model.embeddings.tables().items()}
     for position, table in enumerate(TABLES):
@@ -216,8 +218,8 @@ def test_each_table_is_updated_once_with_the_summed_gradient(early: bool, monkey
     monkeypatch.setattr(
         model.embeddings, "backward_and_update", lambda pooled, gradient: (calls.append(1), update(pooled, gradient))
     )
-    optimizer = DenseOptimizer(DenseOptimizerConfig(), {DENSE_BLOCK: program.dense_parameters()})
-    ScheduledStep(program, optimizer, FiniteGuard(lambda ids: []))(batch)
+    optimizer = DenseOptimizer(DenseOptimizerConfig(), {DENSE_BLOCK: gradients.dense_parameters()})
+    ScheduledStep(gradients, optimizer, FiniteGuard(lambda ids: []))(batch)
     assert len(calls) == 1
     for name, weight in model.embeddings.tables().items():
         torch.testing.assert_close(weight, expected[name], rtol=1e-10, atol=1e-14)

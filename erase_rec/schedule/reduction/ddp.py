@@ -1,0 +1,177 @@
+"""Reduction by DistributedDataParallel: one for the whole model, as in the paper, or one a block.
+
+DDP's reducer is driven by hooks on the gradient accumulators of its parameters, and ignores them until the forward of
+its module has returned. What follows from that (each is held by a test against one process with the whole batch):
+
+- *One DDP, FUP=True.* Early backwards run inside its forward, with hooks: they leave ``.grad`` and the mark that the
+  parameter was used. When the main backward starts, the reducer sees that the output does not reach the towers, takes
+  their ``.grad`` as it is, and reduces it. A gradient without that mark (``torch.autograd.grad``, a replayed capture)
+  would never be reduced, without an error. The accumulators are made on the towers' streams: they stay on the stream
+  of their making, and on the main stream every early gradient would make main wait for its tower.
+- *One DDP, FUP=False.* The reducer waits for a hook of every parameter, in the main backward. So the final loss touches
+  every parameter; early gradients are put into ``.grad`` without hooks and found there.
+- *One DDP a block.* Each early backward drives its own reducer, whose all-reduces start inside the model's forward.
+
+Gradients of micro-batches before the last add up in ``.grad`` without a reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from erase_rec.schedule.plan import MAIN, Plan
+from erase_rec.schedule.reduction.reduction import Blocks, Result
+from erase_rec.schedule.streams import Streams
+
+
+class _Hooked(nn.Module):
+    """Parameters whose forward is whatever it is given."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(parameters)
+
+    def forward(self, run: Callable[[], Any]) -> Any:
+        return run()
+
+
+class _TouchAll(torch.autograd.Function):
+    """The identity on ``loss`` whose graph reaches every given parameter, with no gradient for them."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (*gradients, *(None,) * ctx.count)
+
+
+class _InPlace:
+    """What both forms share: gradients live in ``.grad``."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+
+    def begin(self) -> None:
+        """Drops the gradients of the step before."""
+        for parameters in self._blocks.values():
+            for parameter in parameters.values():
+                parameter.grad = None
+
+    def start(self, block: str) -> None:
+        """DDP starts reductions by itself."""
+        raise AssertionError("a program with DDP has no reductions of its own")
+
+    def wait(self, block: str) -> None:
+        """DDP has waited when its backward returned."""
+
+    def gradient(self, block: str, name: str) -> Tensor | None:
+        """As DDP left it."""
+        return self._blocks[block][name].grad
+
+    def _parameters(self, blocks: Iterable[str]) -> list[nn.Parameter]:
+        return [parameter for block in blocks for parameter in self._blocks[block].values()]
+
+    def _without_hooks(self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str]) -> list[Tensor | None]:
+        parameters = self._parameters(blocks)
+        found = torch.autograd.grad(loss, [*leaves, *parameters], allow_unused=True)
+        for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        return list(found[: len(leaves)])
+
+    def _with_hooks(self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str]) -> list[Tensor | None]:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(loss, inputs=[*leaves, *self._parameters(blocks)])
+        return [leaf.grad for leaf in leaves]
+
+
+class DdpReduction(_InPlace):
+    """One DDP around the forward of all blocks; needs a process group."""
+
+    def __init__(self, blocks: Blocks, plan: Plan, streams: Streams) -> None:
+        """Wraps the parameters; broadcasts them from rank 0.
+
+        Args:
+            blocks: trained parameters.
+            plan: its FUP, and which towers are early and where.
+            streams: where early gradients are accumulated.
+        """
+        super().__init__(blocks)
+        self._fup = plan.find_unused_parameters
+        accumulators = []
+        if self._fup:
+            for tower in plan.towers:
+                if tower.early:
+                    with streams.current(tower.stream):
+                        accumulators += [_accumulator(parameter) for parameter in blocks[tower.name].values()]
+        with streams.current(MAIN):
+            self._ddp = DistributedDataParallel(
+                _Hooked(self._parameters(blocks)), find_unused_parameters=self._fup, static_graph=False
+            )
+        del accumulators  # DDP holds them from here on
+
+    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+        """Inside the wrapped forward."""
+        loss: Tensor = self._ddp(run)
+        return loss
+
+    def call(self, block: str, run: Callable[[], Result], *, last: bool) -> Result:
+        """Runs it."""
+        return run()
+
+    def differentiate(
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
+    ) -> list[Tensor | None]:
+        """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
+        if self._fup:
+            return self._with_hooks(loss, leaves, blocks)
+        if not last:
+            return self._without_hooks(loss, leaves, blocks)
+        touched = _TouchAll.apply(loss, *self._parameters(self._blocks))
+        return self._with_hooks(touched, leaves, list(self._blocks))
+
+
+class DdpPerTowerReduction(_InPlace):
+    """One DDP a block, each driven by that block's backward; needs a process group."""
+
+    def __init__(self, blocks: Blocks, plan: Plan, streams: Streams) -> None:
+        """Wraps each block on its stream; broadcasts the parameters from rank 0."""
+        super().__init__(blocks)
+        stream_of = {tower.name: tower.stream for tower in plan.towers}
+        self._ddp: dict[str, DistributedDataParallel] = {}
+        for block, parameters in blocks.items():
+            with streams.current(stream_of.get(block, MAIN)):
+                self._ddp[block] = DistributedDataParallel(_Hooked(parameters.values()), static_graph=False)
+
+    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+        """Runs it."""
+        return run()
+
+    def call(self, block: str, run: Callable[[], Result], *, last: bool) -> Result:
+        """Inside the block's wrapped forward, which arms its reducer, for the last micro-batch."""
+        if not last or block not in self._ddp:
+            return run()
+        result: Result = self._ddp[block](run)
+        return result
+
+    def differentiate(
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
+    ) -> list[Tensor | None]:
+        """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
+        return self._with_hooks(_TouchAll.apply(loss, *self._parameters(blocks)), leaves, blocks)
+
+
+def _accumulator(parameter: nn.Parameter) -> object:
+    """The node that accumulates into ``parameter.grad``, made on the current stream; freed unless something holds it."""
+    view = parameter.view_as(parameter)
+    assert view.grad_fn is not None
+    return view.grad_fn.next_functions[0][0]
