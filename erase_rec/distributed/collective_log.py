@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,27 @@ class Collective:
     numel: int
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        return f"{self.group} at step {self.step} ({self.numel} x {str(self.dtype).removeprefix('torch.')})"
+
+
+@dataclass(frozen=True)
+class LogTail:
+    """The last entries of a log, as texts.
+
+    Attributes:
+        count: entries of the whole log.
+        entries: the last of them, oldest first.
+    """
+
+    count: int
+    entries: list[str]
+
+    def entry(self, index: int) -> str | None:
+        """Entry ``index`` of the whole log; None where it is not kept or not there."""
+        position = index - (self.count - len(self.entries))
+        return self.entries[position] if 0 <= position < len(self.entries) else None
+
 
 class CollectiveLog:
     """Collects entries; keeps the last ones and a digest of all.
@@ -34,19 +56,37 @@ class CollectiveLog:
     Attributes:
         step: number that the next entries carry; the trainer advances it.
         recent: the last entries, oldest first.
+        count: entries so far.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.recent: deque[Collective] = deque(maxlen=KEPT_ENTRIES)
+        self.count = 0
         self._hash = hashlib.sha256()
 
     def record(self, group: str, numel: int, dtype: torch.dtype) -> None:
         """Adds an entry of the current step."""
         entry = Collective(self.step, group, numel, dtype)
         self.recent.append(entry)
+        self.count += 1
         self._hash.update(f"{entry}\n".encode())
 
     def digest(self) -> str:
         """Hexadecimal digest of every entry so far."""
         return self._hash.hexdigest()
+
+    def tail(self) -> LogTail:
+        """The last entries; may be called from another thread."""
+        return LogTail(self.count, [str(entry) for entry in tuple(self.recent)])
+
+
+def first_difference(tails: Mapping[int, LogTail]) -> str | None:
+    """Where the ranks' logs, by rank, first hold different entries; None where one only goes on after another."""
+    first = max(tail.count - len(tail.entries) for tail in tails.values())
+    for index in range(first, max(tail.count for tail in tails.values())):
+        found = {rank: entry for rank, tail in tails.items() if (entry := tail.entry(index)) is not None}
+        if len(set(found.values())) > 1:
+            asked = ", ".join(f"rank {rank} for {entry}" for rank, entry in found.items())
+            return f"the ranks asked for different collectives (number {index}): {asked}"
+    return None

@@ -8,6 +8,8 @@ collective is logged before it is issued, so that the logs of the ranks can be c
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,16 +22,42 @@ from erase_rec.distributed.collective_log import CollectiveLog
 Value = TypeVar("Value")
 
 
+class CollectiveError(RuntimeError):
+    """A collective failed: another rank has ended, did not answer in time, or asked for something else."""
+
+
 @dataclass(frozen=True)
 class Pending:
     """A collective under way; ``work`` is None where there was nothing to do."""
 
     work: dist.Work | None = None
+    name: str = ""
 
     def wait(self) -> None:
-        """Lets the current stream wait for the result (NCCL), or the host (gloo)."""
+        """Lets the current stream wait for the result (NCCL), or the host (gloo).
+
+        Raises:
+            CollectiveError: it failed (gloo; NCCL ends the process).
+        """
         if self.work is not None:
-            self.work.wait()
+            with _named(self.name):
+                self.work.wait()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says which collective failed, and what that means."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"collective {name}: another rank has ended, did not answer within distributed.timeout_s, or asked for "
+            f"another collective ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass
@@ -42,6 +70,8 @@ class World:
         local_rank: rank on this machine; chooses the GPU.
         grouped: a process group exists; without one (and then ``size`` is 1) collectives are the identity.
         collectives: log of what was issued.
+        last_words: what the first rank does, from a thread, before another rank's failure ends the process; touches
+            no device and no collective.
     """
 
     rank: int = 0
@@ -49,6 +79,7 @@ class World:
     local_rank: int = 0
     grouped: bool = False
     collectives: CollectiveLog = field(default_factory=CollectiveLog)
+    last_words: Callable[[], None] = _nothing
 
     @property
     def is_first(self) -> bool:
@@ -59,44 +90,49 @@ class World:
         """Starts the mean of ``tensor`` over the ranks, in place; ready after ``wait``."""
         if not self.grouped:
             return Pending()
-        self._enter(group, tensor)
         if tensor.device.type == "cuda":
-            return Pending(dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True))
+            return self._reduce(group, tensor, dist.ReduceOp.AVG)
         tensor.div_(self.size)  # gloo has no mean; divided first, as DDP does
-        return Pending(dist.all_reduce(tensor, async_op=True))
+        return self._reduce(group, tensor, dist.ReduceOp.SUM)
 
     def sum(self, group: str, tensor: Tensor) -> Pending:
         """Starts the sum of ``tensor`` over the ranks, in place; ready after ``wait``."""
-        if not self.grouped:
-            return Pending()
-        self._enter(group, tensor)
-        return Pending(dist.all_reduce(tensor, async_op=True))
+        return self._reduce(group, tensor, dist.ReduceOp.SUM) if self.grouped else Pending()
 
     def gather(self, group: str, tensor: Tensor) -> list[Tensor]:
         """``tensor`` of every rank, in rank order; the same shape on all."""
         if not self.grouped:
             return [tensor]
-        self._enter(group, tensor)
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.contiguous())
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        with self._issuing(group, tensor):
+            dist.all_gather(parts, tensor.contiguous())
         return parts
+
+    def gather_to_first(self, group: str, tensor: Tensor) -> list[Tensor] | None:
+        """``tensor`` of every rank, in rank order, on the first rank; None on the others. The same shape on all."""
+        if not self.grouped:
+            return [tensor]
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        with self._issuing(group, tensor):
+            dist.gather(tensor.contiguous(), parts if self.is_first else None)
+        return parts if self.is_first else None
 
     def gather_objects(self, group: str, value: Value) -> list[Value]:
         """``value`` of every rank, in rank order; small, picklable. Synchronises the host."""
         if not self.grouped:
             return [value]
-        self._enter(group, None)
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        with self._issuing(group):
+            dist.all_gather_object(values, value)
         return values
 
     def broadcast_object(self, group: str, value: Value) -> Value:
         """The first rank's ``value``; small, picklable. Synchronises the host."""
         if not self.grouped:
             return value
-        self._enter(group, None)
         holder: list[Any] = [value]
-        dist.broadcast_object_list(holder, src=0)
+        with self._issuing(group):
+            dist.broadcast_object_list(holder, src=0)
         first: Value = holder[0]
         return first
 
@@ -104,7 +140,13 @@ class World:
         """Waits for every rank. Synchronises the host."""
         self.gather_objects(group, None)
 
-    def _enter(self, group: str, tensor: Tensor | None) -> None:
+    def _reduce(self, group: str, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
+        with self._issuing(group, tensor) as name:
+            return Pending(dist.all_reduce(tensor, operation, async_op=True), name)
+
+    @contextmanager
+    def _issuing(self, group: str, tensor: Tensor | None = None) -> Iterator[str]:
+        """Logs a collective and names it in errors."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 f"collective {group} was asked for by thread {threading.current_thread().name}; "
@@ -114,3 +156,6 @@ class World:
             self.collectives.record(group, 0, torch.uint8)
         else:
             self.collectives.record(group, tensor.numel(), tensor.dtype)
+        name = str(self.collectives.recent[-1])
+        with _named(name):
+            yield name

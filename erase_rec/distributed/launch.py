@@ -1,0 +1,113 @@
+"""Joins the ranks that torchrun started; without torchrun a process is alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from erase_rec.distributed.failure import Board, board_store
+from erase_rec.distributed.world import World
+from erase_rec.errors import UserError
+
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+_REMEDY = "start ranks with: torchrun --nproc-per-node N train.py ..."
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the environment puts this process among the ranks."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """Reads torchrun's variables; without any of them the process is alone.
+
+        Raises:
+            UserError: some are missing or do not fit together.
+        """
+        given = {name: environment[name] for name in _NUMBERS if name in environment}
+        if not given:
+            return cls()
+        problems = [f"{name} is not set" for name in _NUMBERS if name not in given]
+        problems += [f"{name} is {value!r}, no number" for name, value in given.items() if not value.isdecimal()]
+        if problems:
+            raise UserError(f"environment: {', '.join(problems)}; {_REMEDY}, or unset {', '.join(given)}")
+        rank, size, local_rank = (int(given[name]) for name in _NUMBERS)
+        if rank >= size or local_rank > rank:
+            raise UserError(
+                f"environment: RANK={rank}, WORLD_SIZE={size} and LOCAL_RANK={local_rank} do not fit together: "
+                f"ranks count from 0 to WORLD_SIZE - 1; {_REMEDY}"
+            )
+        absent = [name for name in _ADDRESS if name not in environment]
+        if size > 1 and absent:
+            raise UserError(f"environment: WORLD_SIZE={size}, but {' and '.join(absent)} not set; {_REMEDY}")
+        return cls(rank, size, local_rank)
+
+
+@contextmanager
+def join_world(*, on_cuda: bool, timeout_s: float, grouped: bool) -> Iterator[World]:
+    """This process among its ranks, until the block ends.
+
+    Several ranks wait for each other at the end of the block. If one of them raises inside it, all of them end with
+    its exit code, and the first rank prints its message (see :mod:`erase_rec.distributed.failure`).
+
+    Args:
+        on_cuda: the ranks compute on CUDA: each takes the GPU of its local rank as its current device.
+        timeout_s: longest wait for another rank.
+        grouped: make a process group for a single process, too.
+
+    Raises:
+        UserError: the environment is not torchrun's, or there are fewer GPUs than ranks.
+    """
+    place = Place.read()
+    if on_cuda:
+        _take_gpu(place)
+    if place.size == 1 and not grouped:
+        yield World()
+        return
+    world = World(place.rank, place.size, place.local_rank, grouped=True)
+    store = _make_group(place, on_cuda, timedelta(seconds=timeout_s))
+    board = Board(board_store(store), world) if place.size > 1 else None
+    try:
+        yield world
+        world.barrier("end")
+    except BaseException as error:
+        if board is not None:
+            board.fail(error)
+        raise
+    finally:
+        if board is not None:
+            board.close()
+        dist.destroy_process_group()
+
+
+def _take_gpu(place: Place) -> None:
+    available = torch.cuda.device_count()
+    if place.local_rank >= available:
+        raise UserError(
+            f"rank {place.rank} is number {place.local_rank + 1} on this machine, which has {available} GPU(s): use "
+            f"torchrun --nproc-per-node {max(available, 1)}, or train.device=cpu"
+        )
+    torch.cuda.set_device(place.local_rank)
+
+
+def _make_group(place: Place, on_cuda: bool, timeout: timedelta) -> dist.Store:
+    """Makes the default process group; gloo carries what lies on the host."""
+    backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+    store: dist.Store = dist.HashStore()
+    if place.size > 1:
+        store, _, _ = next(iter(dist.rendezvous("env://", place.rank, place.size, timeout=timeout)))
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.size, timeout=timeout
+    )
+    return store

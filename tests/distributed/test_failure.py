@@ -1,0 +1,137 @@
+"""A rank that fails ends all of them soon, and the first rank says which rank and why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from erase_rec.distributed.failure import Failure
+from erase_rec.errors import UserError
+
+BOUND_S = 30.0
+"""Within this time of a failure every rank has ended."""
+
+SCRIPT = """
+import os, signal, sys, threading, time
+import torch
+from erase_rec.distributed.launch import join_world
+from erase_rec.errors import UserError
+
+def last_words():
+    print("last words", flush=True)
+
+with join_world(on_cuda=False, timeout_s=float(sys.argv[2]), grouped=False) as world:
+    world.last_words = last_words
+    world.barrier("start")
+    print("started at", time.time(), flush=True)
+    case = sys.argv[1]
+    if case == "raise" and world.rank == 1:
+        raise ValueError("tower deep: planted")
+    if case == "user" and world.rank == 2:
+        raise UserError("step 7: the loss of deep is nan")
+    if case == "first" and world.rank == 0:
+        raise ValueError("tower deep: planted")
+    if case == "kill" and world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case == "interrupt" and world.rank == 1:
+        raise KeyboardInterrupt
+    if case == "all":
+        raise UserError("data.train: no such file")
+    if case == "skip" and world.rank != 1:
+        world.sum("tower:cross", torch.ones(5)).wait()
+    if case == "silent" and world.rank == 1:
+        threading.Event().wait()
+    world.sum("tower:deep", torch.ones(3000)).wait()
+    world.gather_objects("loss", 1)
+"""
+
+
+def launch(
+    folder: Path, checkout: Path, case: str, timeout_s: float = 60.0
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Three ranks under torchrun; what they said, and how long they lived after they had started."""
+    script = folder / "ranks.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(checkout)!r})\n{SCRIPT}")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "3",
+        str(script),
+        case,
+        str(timeout_s),
+    ]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    started = [float(line.split()[-1]) for line in result.stdout.splitlines() if line.startswith("started at")]
+    assert started, result.stderr
+    return result, time.time() - max(started)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("case", "rank", "message", "code"),
+    [
+        ("raise", 1, "ValueError: tower deep: planted", 1),
+        ("first", 0, "ValueError: tower deep: planted", 1),
+        ("user", 2, "step 7: the loss of deep is nan", 2),
+        ("interrupt", 1, "interrupted", 130),
+    ],
+)
+def test_the_first_rank_says_who_failed(
+    tmp_path: Path, checkout: Path, case: str, rank: int, message: str, code: int
+) -> None:
+    result, lived_s = launch(tmp_path, checkout, case)
+    assert result.returncode != 0
+    assert lived_s < BOUND_S
+    assert [line for line in result.stderr.splitlines() if line.startswith("error:")] == [
+        f"error: rank {rank}: {message}"
+    ]
+    assert result.stdout.count("last words") == 1
+    assert f"rank      : {rank} (local_rank: {rank})" in result.stderr, "torchrun names the rank that failed"
+    assert f"exitcode  : {code} " in result.stderr
+    assert ("Traceback" in result.stderr.partition("torch/distributed/run.py")[0]) == (code == 1)
+
+
+@pytest.mark.timeout(150)
+def test_what_all_ranks_say_is_printed_once(tmp_path: Path, checkout: Path) -> None:
+    result, _ = launch(tmp_path, checkout, "all")
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert errors[0].endswith(": data.train: no such file")
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_rank_ends_the_others(tmp_path: Path, checkout: Path) -> None:
+    result, lived_s = launch(tmp_path, checkout, "kill")
+    assert result.returncode != 0
+    assert lived_s < BOUND_S
+    assert "Signal 9 (SIGKILL)" in result.stderr
+
+
+@pytest.mark.timeout(150)
+def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_asked(tmp_path: Path, checkout: Path) -> None:
+    result, lived_s = launch(tmp_path, checkout, "silent", timeout_s=3)
+    assert result.returncode != 0
+    assert lived_s < BOUND_S
+    assert "did not answer within distributed.timeout_s" in result.stderr
+
+
+@pytest.mark.timeout(150)
+def test_ranks_that_ask_for_different_collectives_are_told_where(tmp_path: Path, checkout: Path) -> None:
+    result, lived_s = launch(tmp_path, checkout, "skip", timeout_s=3)
+    assert result.returncode != 0
+    assert lived_s < BOUND_S
+    assert "the ranks asked for different collectives (number 1): rank 0 for tower:cross at step 0" in result.stderr
+
+
+def test_a_failure_speaks_for_its_kind() -> None:
+    assert Failure.of(1, UserError("say")) == Failure(1, "say", 2)
+    assert Failure.of(1, KeyboardInterrupt()) == Failure(1, "interrupted", 130)
+    noted = RuntimeError("size mismatch")
+    noted.add_note("tower cross")
+    assert Failure.of(0, noted) == Failure(0, "RuntimeError: size mismatch (tower cross)", 1)
