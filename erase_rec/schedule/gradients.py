@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -407,7 +408,7 @@ def _nothing(state: StepState, op: Op) -> None:
 
 def _split(batch: Batch, count: int) -> list[MicroState]:
     bounds = [batch.size * part // count for part in range(count + 1)]
-    parts = [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [slice(start, stop) for start, stop in pairwise(bounds)]
     return [
         MicroState(rows, batch.dense[rows], batch.label[rows], (rows.stop - rows.start) / batch.size) for rows in parts
     ]

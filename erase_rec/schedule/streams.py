@@ -51,8 +51,8 @@ class CudaStreams:
     """CUDA streams and events, created once and reused in every step.
 
     Tensors that cross streams stay referenced by the step until ``main`` has waited for every side stream; the next
-    step's side streams wait for its lookup, which ``main`` launches after that. So no block is reused while a stream may
-    still read it, and ``record_stream`` (which strands memory) is not needed.
+    step's side streams wait for its lookup, which ``main`` launches after that. So no block is reused while a stream
+    may still read it, and ``record_stream`` (which strands memory) is not needed.
     """
 
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:

@@ -136,7 +136,7 @@ class DdpReduction(_InPlace):
             return self._with_hooks(loss, leaves, blocks)
         if not last:
             return self._without_hooks(loss, leaves, blocks)
-        touched = _TouchAll.apply(loss, *self._parameters(self._blocks))
+        touched = _touch(loss, self._parameters(self._blocks))
         return self._with_hooks(touched, leaves, list(self._blocks))
 
 
@@ -167,11 +167,16 @@ class DdpPerTowerReduction(_InPlace):
         self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
     ) -> list[Tensor | None]:
         """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
-        return self._with_hooks(_TouchAll.apply(loss, *self._parameters(blocks)), leaves, blocks)
+        return self._with_hooks(_touch(loss, self._parameters(blocks)), leaves, blocks)
+
+
+def _touch(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    touched: Tensor = _TouchAll.apply(loss, *parameters)  # type: ignore[no-untyped-call]
+    return touched
 
 
 def _accumulator(parameter: nn.Parameter) -> object:
-    """The node that accumulates into ``parameter.grad``, made on the current stream; freed unless something holds it."""
+    """The node that accumulates into ``parameter.grad``, made on the current stream; lives while something holds it."""
     view = parameter.view_as(parameter)
     assert view.grad_fn is not None
     return view.grad_fn.next_functions[0][0]
