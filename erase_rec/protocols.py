@@ -58,9 +58,14 @@ class TowerBlock(Protocol):
     """A tower with its input selection and its local head; an ``nn.Module``."""
 
     out_dim: int
+    inputs: Sequence[str]
+    """Earlier towers whose outputs it reads."""
 
-    def __call__(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Output [B, out_dim] and local logit [B] from dense [B, N] and pooled embeddings [B, E]."""
+    def __call__(self, dense: Tensor, pooled: Tensor, outputs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+        """Output [B, out_dim] and local logit [B] from dense [B, N], pooled embeddings [B, E] and other towers' outputs.
+
+        ``outputs`` are those of ``inputs``, in that order, already cut where they are to be.
+        """
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:

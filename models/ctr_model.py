@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -51,18 +52,41 @@ class ColumnSelection(nn.Module):
 
 
 class TowerBlock(nn.Module):
-    """Input selection, tower, and local head; implements :class:`erase_rec.protocols.TowerBlock`."""
+    """Input selection, tower, and local head; implements :class:`erase_rec.protocols.TowerBlock`.
 
-    def __init__(self, tower: Tower, dense: ColumnSelection, sparse: ColumnSelection) -> None:
+    A frozen block has no trainable parameter and stays in evaluation mode: running statistics would change it too.
+    """
+
+    def __init__(
+        self,
+        tower: Tower,
+        dense: ColumnSelection,
+        sparse: ColumnSelection,
+        inputs: Sequence[str] = (),
+        *,
+        frozen: bool = False,
+    ) -> None:
         super().__init__()
         self.dense, self.sparse = dense, sparse
         self.tower = tower
         self.head = LogitHead(tower.out_dim)
         self.out_dim = tower.out_dim
+        self.inputs = tuple(inputs)
+        self.frozen = frozen
+        self.requires_grad_(not frozen)
+        self.train()
 
-    def forward(self, dense_BN: Tensor, pooled_BE: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N], [B, E] -> output [B, out_dim], local logit [B] in float32 at least."""
-        output_BO = self.tower(self.dense(dense_BN).to(pooled_BE.dtype), self.sparse(pooled_BE))
+    def train(self, mode: bool = True) -> Self:
+        """As ``nn.Module.train``; a frozen block stays in evaluation mode."""
+        return super().train(mode and not self.frozen)
+
+    def forward(self, dense_BN: Tensor, pooled_BE: Tensor, outputs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+        """[B, N], [B, E], [B, O] a tower read -> output [B, out_dim], local logit [B] in float32 at least."""
+        assert len(outputs) == len(self.inputs)
+        dense_BX = self.dense(dense_BN).to(pooled_BE.dtype)
+        if outputs:
+            dense_BX = torch.cat((dense_BX, *outputs), dim=1)
+        output_BO = self.tower(dense_BX, self.sparse(pooled_BE))
         return output_BO, self.head(output_BO)
 
 
@@ -97,11 +121,13 @@ class CTRModel(nn.Module):
         The caller chooses grad, autocast and train mode. Logits are [B], float32 at least.
         """
         pooled_BE = self.embeddings(batch.sparse)
-        outputs, logits = [], {}
+        outputs: dict[str, Tensor] = {}
+        logits: dict[str, Tensor] = {}
         for name in self._names:
-            output_BO, logits[name] = self.tower(name)(batch.dense, pooled_BE)
-            outputs.append(output_BO)
-        return Scores(self.over_arch(outputs, list(logits.values())), logits)
+            block = self.tower(name)
+            read = [outputs[other] for other in block.inputs]
+            outputs[name], logits[name] = block(batch.dense, pooled_BE, read)
+        return Scores(self.over_arch(list(outputs.values()), list(logits.values())), logits)
 
     def dense_state(self) -> dict[str, Tensor]:
         """Parameters and buffers but for the tables, as ``towers.<name>...`` and ``over_arch...``; shares storage."""
@@ -135,7 +161,9 @@ def build_model(
 ) -> CTRModel:
     """Builds the towers and the over-arch of ``config`` around ``embeddings``, which is left as it is.
 
-    Initial weights depend on the seed and the tower's name alone: not on the device, nor on the other towers.
+    Initial weights depend on the seed and the tower's name alone: not on the device, nor on the other towers. What no
+    loss trains does not require gradients: frozen towers, and heads whose logit has no loss and does not reach the
+    over-arch.
 
     Args:
         config: resolved configuration.
@@ -148,7 +176,9 @@ def build_model(
     """
     feature_dims = list(embeddings.feature_dims)
     assert len(feature_dims) == len(config.features.sparse)
-    towers = {tower.name: _build_tower(config, tower, feature_dims) for tower in config.towers}
+    towers: dict[str, TowerBlock] = {}
+    for tower in config.towers:
+        towers[tower.name] = _build_tower(config, tower, feature_dims, towers)
     with seeded(config.seed, "over_arch"):
         over_arch = OverArch(config.over_arch, [block.out_dim for block in towers.values()])
     for module in (*towers.values(), over_arch):
@@ -165,22 +195,34 @@ def build_local_losses(config: Config) -> dict[str, LocalLoss]:
     }
 
 
-def _build_tower(config: Config, tower: TowerConfig, feature_dims: Sequence[int]) -> TowerBlock:
+def _build_tower(
+    config: Config, tower: TowerConfig, feature_dims: Sequence[int], earlier: Mapping[str, TowerBlock]
+) -> TowerBlock:
     num_dense = len(config.features.dense)
     dense = _chosen(tower.inputs.dense, [feature.name for feature in config.features.dense])
     sparse = _chosen(tower.inputs.sparse, [feature.name for feature in config.features.sparse])
+    dense_dim = len(dense) + sum(earlier[name].out_dim for name in tower.inputs.towers)
     chosen_dims = [feature_dims[i] for i in sparse]
     starts = [0, *accumulate(feature_dims)]
     columns = [column for i in sparse for column in range(starts[i], starts[i + 1])]
 
     kind = component("tower", tower.kind)
     params = kind.Config(**tower.params)
-    problems = params.problems(len(dense), chosen_dims)
+    problems = params.problems(dense_dim, chosen_dims)
     if problems:
         raise ConfigError([f"towers.{tower.name}: {problem}" for problem in problems])
     with seeded(config.seed, f"towers.{tower.name}"):
-        module = kind(params, len(dense), chosen_dims)
-        return TowerBlock(module, ColumnSelection(dense, num_dense), ColumnSelection(columns, starts[-1]))
+        block = TowerBlock(
+            kind(params, dense_dim, chosen_dims),
+            ColumnSelection(dense, num_dense),
+            ColumnSelection(columns, starts[-1]),
+            tower.inputs.towers,
+            frozen=tower.frozen,
+        )
+    has_loss = tower.loss is not None and tower.loss.weight > 0
+    if not has_loss and config.over_arch.logits == "none":
+        block.head.requires_grad_(False)
+    return block
 
 
 def _chosen(inputs: bool | Sequence[str], names: Sequence[str]) -> list[int]:

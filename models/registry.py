@@ -19,6 +19,7 @@ TOWERS = {
     "deepfm": "models.towers.deepfm:DeepFMTower",
     "cin": "models.towers.cin:CINTower",
     "bilinear": "models.towers.bilinear:BilinearTower",
+    "transformer": "models.towers.transformer:TransformerTower",
 }
 
 LOCAL_LOSSES = {

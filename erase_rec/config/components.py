@@ -37,6 +37,7 @@ class _Check:
     def __init__(self, validated: Validated, catalog: Catalog) -> None:
         self.problems: list[Problem] = []
         self._validated, self._catalog = validated, catalog
+        self._output_dims: dict[str, int] = {}
 
     def params(self, group: Group, kind: str, values: Mapping[str, Any], path: KeyPath) -> Params | None:
         """The checked ``params`` of the component at ``path``; None where there is a problem."""
@@ -73,10 +74,16 @@ class _Check:
             return
         dense = _chosen(tower.inputs.dense, [feature.name for feature in config.features.dense])
         sparse = _chosen(tower.inputs.sparse, [feature.name for feature in config.features.sparse])
-        if not dense and not sparse:
+        if not all(name in self._output_dims for name in tower.inputs.towers):
+            return  # the tower that it reads has a problem, or a rule of its own reports the name
+        dense_dim = len(dense) + sum(self._output_dims[name] for name in tower.inputs.towers)
+        if not dense_dim and not sparse:
             return  # a rule of its own reports a tower that reads nothing
         dims = [config.features.sparse[at].embedding_dim or config.embedding.dim for at in sparse]
-        self.problems += [Problem(path, problem) for problem in params.problems(len(dense), dims)]
+        problems = params.problems(dense_dim, dims)
+        if not problems:
+            self._output_dims[tower.name] = params.output_dim(dense_dim, dims)
+        self.problems += [Problem(path, problem) for problem in problems]
 
 
 def _plain(params: Params) -> dict[str, Any]:

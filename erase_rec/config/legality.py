@@ -1,8 +1,7 @@
-"""Which combinations are legal and which of them this version has, as data.
+"""Which combinations are legal, as data.
 
-:data:`RULES` are refused whatever the version. :data:`REDUCTION_TABLE` says which ways to launch backward passes go
-with which gradient reduction. :data:`UNAVAILABLE` are legal words of the vocabulary whose implementation is not part of
-this version. :mod:`erase_rec.config.rules_page` turns all of them into a page of the documentation.
+:data:`RULES` are all that is refused. :data:`REDUCTION_TABLE` says which ways to launch backward passes go with which
+gradient reduction. :mod:`erase_rec.config.rules_page` turns both into a page of the documentation.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from erase_rec.config.document import KeyPath
 from erase_rec.config.feature_rules import FEATURE_RULES
-from erase_rec.config.presets import PRESETS
-from erase_rec.config.relevance import ignored_settings, yaml_word
+from erase_rec.config.relevance import ignored_settings
 from erase_rec.config.rules import Finding, Rule
 from erase_rec.config.schema import Config
+from erase_rec.config.tower_rules import TOWER_RULES
 from erase_rec.config.training_rules import TRAINING_RULES
 
 Launch = Literal["aggregate backward", "blocking", "non_blocking", "tower or step graph"]
@@ -25,15 +23,21 @@ Reduction = Literal["ddp, FUP=True", "ddp, FUP=False", "ddp_per_tower", "bucket"
 
 @dataclass(frozen=True)
 class Cell:
-    """Whether a combination is legal, and the condition or the reason."""
+    """Whether a combination is legal.
+
+    Attributes:
+        legal: whether it is.
+        note: the condition, or the reason why not.
+        way_out: the nearest legal settings, where it is not.
+    """
 
     legal: bool
     note: str = ""
+    way_out: str = ""
 
 
 _OK = Cell(True)
 _TOUCH_ALL = "where the final loss touches every parameter"
-_THREADS = Cell(False, "several threads would issue collectives, in an order that differs between ranks")
 
 REDUCTION_TABLE: Mapping[tuple[Launch, Reduction], Cell] = {
     ("aggregate backward", "ddp, FUP=True"): _OK,
@@ -45,47 +49,27 @@ REDUCTION_TABLE: Mapping[tuple[Launch, Reduction], Cell] = {
     ("blocking", "ddp_per_tower"): _OK,
     ("blocking", "bucket"): _OK,
     ("non_blocking", "ddp, FUP=True"): Cell(True, "joined inside forward"),
-    ("non_blocking", "ddp, FUP=False"): Cell(True, "towers after forward"),
-    ("non_blocking", "ddp_per_tower"): _THREADS,
+    ("non_blocking", "ddp, FUP=False"): Cell(True, f"joined inside forward, {_TOUCH_ALL}"),
+    ("non_blocking", "ddp_per_tower"): Cell(
+        False,
+        "several threads would issue collectives, in an order that differs between ranks",
+        "use dispatch: blocking, or reduction: bucket",
+    ),
     ("non_blocking", "bucket"): _OK,
     ("tower or step graph", "ddp, FUP=True"): Cell(
-        False, "replayed gradients reach DDP without its hooks, so replicas would drift apart without an error"
+        False,
+        "replayed gradients reach DDP without its hooks, so replicas would drift apart without an error",
+        "use find_unused_parameters: false, or reduction: bucket",
     ),
     ("tower or step graph", "ddp, FUP=False"): Cell(True, _TOUCH_ALL),
     ("tower or step graph", "ddp_per_tower"): Cell(
-        False, "replayed gradients would pass by the hooks of the towers' DDPs"
+        False,
+        "replayed gradients would pass by the hooks of the towers' DDPs",
+        "use reduction: bucket, or reduction: ddp with find_unused_parameters: false",
     ),
     ("tower or step graph", "bucket"): _OK,
 }
 """FUP is ``distributed.find_unused_parameters``; left out, it is false."""
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """Values of a key that this version does not have.
-
-    Attributes:
-        path: the key.
-        values: the values; None: every value.
-        instead: what to write.
-    """
-
-    path: tuple[str, str]
-    values: tuple[str, ...] | None
-    instead: str
-
-    def covers(self, value: object) -> bool:
-        """Whether ``value`` is one of those; None, a key left out, never is."""
-        return value is not None and (self.values is None or value in self.values)
-
-
-UNAVAILABLE = (
-    Unavailable(("schedule", "dispatch"), ("non_blocking",), "use blocking"),
-    Unavailable(("schedule", "cuda_graph"), ("tower", "step"), "use none"),
-    Unavailable(("schedule", "optimizer"), ("per_tower",), "use end"),
-    Unavailable(("distributed", "reduction"), None, "leave it out and train in one process"),
-    Unavailable(("distributed", "find_unused_parameters"), None, "leave it out and train in one process"),
-)
 
 
 def _illegal_reductions(config: Config) -> Iterator[Finding]:
@@ -95,7 +79,8 @@ def _illegal_reductions(config: Config) -> Iterator[Finding]:
     cell = REDUCTION_TABLE[launch, reduction]
     if not cell.legal:
         found = f"{reduction} does not go with {launch}: {cell.note}"
-        yield Finding(("distributed", "reduction"), found, also=(("schedule",), ("distributed",)))
+        also = (("schedule",), ("distributed",))
+        yield Finding(("distributed", "reduction"), found, also, way_out=cell.way_out)
 
 
 def _launch(config: Config) -> Launch:
@@ -117,6 +102,7 @@ def _reduction(config: Config) -> Reduction:
 
 RULES: tuple[Rule, ...] = (
     *FEATURE_RULES,
+    *TOWER_RULES,
     *TRAINING_RULES,
     Rule(
         "a setting, other than its default, that its neighbours make meaningless (see below)",
@@ -127,40 +113,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "a gradient reduction that does not go with how backward passes are launched (see below)",
         "gradients would be wrong without an error",
-        "use reduction: bucket",
+        "the nearest legal settings (see below)",
         _illegal_reductions,
     ),
 )
-
-
-def unavailable(config: Config, filled: frozenset[KeyPath]) -> Iterator[tuple[KeyPath, str]]:
-    """Keys that ask for what this version does not have; ``filled`` by the preset are reported as the preset's.
-
-    Yields:
-        Key and message.
-    """
-    from_preset = []
-    for entry in UNAVAILABLE:
-        section, key = entry.path
-        value = getattr(getattr(config, section), key)
-        if not entry.covers(value):
-            continue
-        if entry.path in filled:
-            from_preset.append(f"{section}.{key}: {yaml_word(value)}")
-        else:
-            yield entry.path, f"{yaml_word(value)} is not available in this version; {entry.instead}"
-    if from_preset:
-        yield (
-            ("schedule", "preset"),
-            f"{config.schedule.preset} needs {', '.join(from_preset)}, which this version does not have;"
-            f" use one of {', '.join(available_presets())}",
-        )
-
-
-def available_presets() -> list[str]:
-    """Presets whose every value this version has."""
-    return [
-        name
-        for name, preset in PRESETS.items()
-        if not any(entry.covers(preset.value(*entry.path)) for entry in UNAVAILABLE)
-    ]

@@ -14,7 +14,7 @@ from erase_rec.config.catalog import Catalog
 from erase_rec.config.components import fill_params
 from erase_rec.config.document import KeyPath, Node, display
 from erase_rec.config.feature_defaults import IDLE_DEFAULTS, apply_feature_defaults
-from erase_rec.config.legality import RULES, unavailable
+from erase_rec.config.legality import RULES
 from erase_rec.config.merge import SHIPPED, merge, read_with_bases
 from erase_rec.config.overrides import parse_overrides
 from erase_rec.config.presets import apply_preset
@@ -127,7 +127,6 @@ def _resolve(document: Node, catalog: Catalog, *, preset_overridden: bool) -> tu
     config, more = fill_params(config, validated, catalog)
     problems += more
     problems += _broken(RULES, config, validated)
-    problems += [Problem(*entry) for entry in unavailable(config, filled) if validated.trusts(entry[0])]
     return config, problems
 
 

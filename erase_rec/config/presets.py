@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from erase_rec.config.document import KeyPath
-from erase_rec.config.schema import Config, PresetName
+from erase_rec.config.relevance import is_read
+from erase_rec.config.schema import Config, DistributedConfig, PresetName
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ PRESETS: Mapping[PresetName, Preset] = {
 def apply_preset(config: Config) -> tuple[Config, frozenset[KeyPath]]:
     """Fills ``schedule``, ``distributed`` and the towers' ``detach`` and ``stream`` where they are None.
 
+    A key of ``distributed`` that has no meaning beside what the configuration says itself stays open.
+
     Returns:
         The configuration and the keys that were filled.
     """
     preset = PRESETS[config.schedule.preset]
     schedule = _open_keys(config.schedule, preset.schedule)
-    distributed = _open_keys(config.distributed, preset.distributed)
+    distributed = _read_keys(config.distributed, _open_keys(config.distributed, preset.distributed))
     filled: set[KeyPath] = {("schedule", key) for key in schedule} | {("distributed", key) for key in distributed}
     towers = []
     for position, tower in enumerate(config.towers):
@@ -86,3 +89,8 @@ def apply_preset(config: Config) -> tuple[Config, frozenset[KeyPath]]:
 
 def _open_keys(section: object, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if getattr(section, key) is None}
+
+
+def _read_keys(section: DistributedConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    filled = section.model_copy(update=dict(values))
+    return {key: value for key, value in values.items() if is_read(("distributed",), filled, key)}

@@ -32,10 +32,10 @@ class Relevance:
     section: KeyPath
     key: str
     selector: str
-    values: tuple[str | bool, ...]
+    values: tuple[str | bool | None, ...]
 
 
-def _rows(section: KeyPath, selector: str, **keys: tuple[str | bool, ...]) -> tuple[Relevance, ...]:
+def _rows(section: KeyPath, selector: str, **keys: tuple[str | bool | None, ...]) -> tuple[Relevance, ...]:
     return tuple(Relevance(section, key, selector, values) for key, values in keys.items())
 
 
@@ -69,7 +69,9 @@ RELEVANCE = (
         patience=("plateau",),
         metric=("plateau",),
     ),
-    *_rows(("distributed",), "reduction", find_unused_parameters=("ddp",)),
+    *_rows(("schedule",), "dispatch", workers=("non_blocking",)),
+    # Left out, the reduction is bucket where there are several ranks.
+    *_rows(("distributed",), "reduction", find_unused_parameters=("ddp",), bucket_mib=("bucket", None)),
 )
 
 

@@ -18,12 +18,14 @@ class Finding:
         found: what is there.
         also: other keys that the finding rests on.
         hint: nearest valid name, or empty.
+        way_out: what to write instead, where it differs from place to place; empty: the rule's.
     """
 
     path: KeyPath
     found: str
     also: tuple[KeyPath, ...] = ()
     hint: str = ""
+    way_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,4 +46,5 @@ class Rule:
 
     def message(self, finding: Finding) -> str:
         """Found, reason, way out, nearest name."""
-        return "; ".join(filter(None, (finding.found, self.reason, self.way_out))) + finding.hint
+        parts = (finding.found, self.reason, finding.way_out or self.way_out)
+        return "; ".join(filter(None, parts)) + finding.hint

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from erase_rec.config.feature_defaults import IDLE_DEFAULTS
-from erase_rec.config.legality import REDUCTION_TABLE, RULES, UNAVAILABLE, Launch, Reduction
+from erase_rec.config.legality import REDUCTION_TABLE, RULES, Launch, Reduction
 from erase_rec.config.presets import PRESETS
 from erase_rec.config.relevance import RELEVANCE, SPARSE_FEATURES, yaml_word
 
@@ -43,16 +43,6 @@ def rules_as_markdown() -> str:
             "",
             *_table(("", *get_args(Reduction)), _reduction_rows()),
             "",
-            "## Not available in this version",
-            "",
-            *_table(
-                ("key", "values", "instead"),
-                (
-                    (".".join(entry.path), ", ".join(entry.values) if entry.values else "any", entry.instead)
-                    for entry in UNAVAILABLE
-                ),
-            ),
-            "",
         )
     )
 
@@ -82,7 +72,7 @@ def _preset_rows() -> Iterator[tuple[str, ...]]:
 def _reduction_rows() -> Iterator[tuple[str, ...]]:
     for launch in get_args(Launch):
         cells = [REDUCTION_TABLE[launch, reduction] for reduction in get_args(Reduction)]
-        yield launch, *("; ".join(filter(None, ("ok" if c.legal else "refused", c.note))) for c in cells)
+        yield launch, *("; ".join(filter(None, ("ok" if c.legal else "refused", c.note, c.way_out))) for c in cells)
 
 
 if __name__ == "__main__":

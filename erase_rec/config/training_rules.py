@@ -1,95 +1,72 @@
-"""Rules on towers, schedule, optimizers and the loop."""
+"""Rules on schedule, optimizers and the loop."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from erase_rec.best_metric import COSTS
 from erase_rec.config.document import KeyPath
 from erase_rec.config.merge import ALTERNATIVES
 from erase_rec.config.rules import Finding, Rule
-from erase_rec.config.schema import Config, TowerConfig
+from erase_rec.config.schema import Config
+from erase_rec.config.tower_rules import has_loss
 from erase_rec.errors import nearest
 
 TRAIN: KeyPath = ("train",)
+DENSE: KeyPath = ("optimizer", "dense")
 
 
-def _has_loss(tower: TowerConfig) -> bool:
-    return tower.loss is not None and tower.loss.weight > 0
-
-
-def _untrained_towers(config: Config) -> Iterator[Finding]:
-    for position, tower in enumerate(config.towers):
-        if tower.detach and not _has_loss(tower):
-            path = ("towers", position, "loss")
-            lack = "no loss" if tower.loss is None else "a loss of weight 0"
-            found = f"the tower {tower.name!r} is detached and has {lack}"
-            yield Finding(path, found, also=(("towers", position, "detach"), ("schedule", "preset")))
-
-
-def _early_without_detached(config: Config) -> Iterator[Finding]:
-    if config.schedule.early_backward and not any(tower.detach for tower in config.towers):
-        found = "is true and no tower is detached"
+def _nothing_early(config: Config) -> Iterator[Finding]:
+    if config.schedule.early_backward and not any(tower.detach and not tower.frozen for tower in config.towers):
+        found = "is true and no tower is detached and trained"
         yield Finding(("schedule", "early_backward"), found, also=(("towers",), ("schedule", "preset")))
 
 
-def _repeated_towers(config: Config) -> Iterator[Finding]:
-    counts = Counter(tower.name for tower in config.towers)
-    seen: set[str] = set()
-    for position, tower in enumerate(config.towers):
-        if tower.name in seen:
-            yield Finding(("towers", position, "name"), f"{counts[tower.name]} towers are called {tower.name!r}")
-        seen.add(tower.name)
+def _nothing_dispatched(config: Config) -> Iterator[Finding]:
+    if config.schedule.dispatch == "non_blocking" and config.schedule.early_backward is False:
+        found = "is non_blocking and early_backward is false"
+        yield Finding(("schedule", "dispatch"), found, also=(("schedule", "early_backward"), ("schedule", "preset")))
 
 
-def _stream_names(config: Config) -> Iterator[Finding]:
-    streams = {tower.name: tower.stream for tower in config.towers}
-    for position, tower in enumerate(config.towers):
-        stream, path = tower.stream, ("towers", position, "stream")
-        if stream is None or stream in {"own", "main"}:
-            continue
-        if stream.lower() in {"own", "main"} or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", stream):
-            yield Finding(path, f"the stream is called {stream!r}", hint=nearest(stream.lower(), ("own", "main")))
-        elif streams.get(stream, stream) != stream:
-            found = f"the stream {stream!r} has the name of a tower that runs on {streams[stream]!r}"
-            yield Finding(path, found, also=(("towers",),))
+def _whole_step_graph(config: Config) -> Iterator[Finding]:
+    if config.schedule.cuda_graph == "step":
+        yield Finding(("schedule", "cuda_graph"), "step is not available in this version")
 
 
-def _unknown_inputs(config: Config) -> Iterator[Finding]:
-    for position, tower in enumerate(config.towers):
-        for key in ("dense", "sparse"):
-            names = [feature.name for feature in getattr(config.features, key)]
-            yield from _unknown_names(getattr(tower.inputs, key), names, ("towers", position, "inputs", key))
+def _clipped_together(config: Config) -> Iterator[Finding]:
+    dense = config.optimizer.dense
+    if config.schedule.optimizer == "per_tower" and dense.max_grad_norm is not None and dense.clip == "global":
+        found = "is global, with max_grad_norm and schedule.optimizer: per_tower"
+        also = ((*DENSE, "max_grad_norm"), ("schedule", "optimizer"), ("schedule", "preset"))
+        yield Finding((*DENSE, "clip"), found, also)
 
 
-def _unknown_names(chosen: bool | Sequence[str], names: Sequence[str], path: KeyPath) -> Iterator[Finding]:
-    for name in [] if isinstance(chosen, bool) else chosen:
-        if name not in names:
-            found = f"features.{path[-1]} has no {name!r}"
-            yield Finding(path, found, also=(("features", path[-1]),), hint=nearest(name, names))
+def _clipped_to_nothing(config: Config) -> Iterator[Finding]:
+    dense = config.optimizer.dense
+    if dense.clip == "per_tower" and dense.max_grad_norm is None:
+        yield Finding((*DENSE, "clip"), "is per_tower without max_grad_norm", also=((*DENSE, "max_grad_norm"),))
 
 
-def _blind_towers(config: Config) -> Iterator[Finding]:
-    if not config.features.dense and not config.features.sparse:
-        return  # a rule of its own
-    for position, tower in enumerate(config.towers):
-        reads_dense = tower.inputs.dense and config.features.dense
-        reads_sparse = tower.inputs.sparse and config.features.sparse
-        if not reads_dense and not reads_sparse:
-            found = f"the tower {tower.name!r} reads no feature"
-            yield Finding(("towers", position, "inputs"), found, also=(("features",),))
+def _empty_micro_batches(config: Config) -> Iterator[Finding]:
+    train = config.train
+    if train.micro_batches > train.local_batch_size:
+        found = f"a batch of {train.local_batch_size} rows cannot be cut into {train.micro_batches} parts"
+        yield Finding((*TRAIN, "micro_batches"), found, also=((*TRAIN, "local_batch_size"),))
 
 
 def _untrained_tables(config: Config) -> Iterator[Finding]:
     path = ("schedule", "embedding_gradient")
+    mode, towers = config.schedule.embedding_gradient, config.towers
     if not config.features.sparse:
         return
-    if config.schedule.embedding_gradient == "main" and all(tower.detach for tower in config.towers):
+    has_local, all_detached = any(map(has_loss, towers)), all(tower.detach for tower in towers)
+    if mode == "main" and all_detached:
         yield Finding(path, "is main and every tower is detached", also=(("towers",), ("schedule", "preset")))
-    if config.schedule.embedding_gradient == "local" and not any(map(_has_loss, config.towers)):
+    if mode == "local" and not has_local:
         yield Finding(path, "is local and no tower has a loss of weight above 0", also=(("towers",),))
+    if mode == "both" and not has_local and all(tower.detach and tower.frozen for tower in towers):
+        found, way_out = "is both and every tower is detached and frozen", "use embedding_gradient: none"
+        yield Finding(path, found, also=(("towers",), ("schedule", "preset")), way_out=way_out)
 
 
 def _durations(config: Config) -> Iterator[Finding]:
@@ -122,38 +99,43 @@ def _stepless(config: Config) -> Iterator[Finding]:
 
 TRAINING_RULES = (
     Rule(
-        "a detached tower without a loss, or with a loss of weight 0",
-        "nothing would ever train it",
-        "declare towers[].loss with a weight above 0, or keep its gradient with detach: false",
-        _untrained_towers,
-    ),
-    Rule(
-        "`early_backward: true` with no detached tower",
+        "`early_backward: true` with no tower that is detached and not frozen",
         "a tower whose output is not cut has to wait for the over-arch's gradient",
         "set detach: true for a tower, or early_backward: false",
-        _early_without_detached,
-    ),
-    Rule("two towers of one name", "weights and metrics go by the name", "rename one", _repeated_towers),
-    Rule(
-        "a stream that is neither `own`, `main` nor a shared name, or that has the name of a tower elsewhere",
-        "towers that share a stream name it alike, with letters, digits and underscores",
-        "use own, main, or another name",
-        _stream_names,
+        _nothing_early,
     ),
     Rule(
-        "`towers[].inputs` with a feature that is not listed",
-        "a tower reads features of the same kind from the list",
-        "name a listed feature, or true for all of them",
-        _unknown_inputs,
+        "`dispatch: non_blocking` with `early_backward: false`",
+        "it says who launches early backwards",
+        "use dispatch: blocking, or early_backward: true",
+        _nothing_dispatched,
     ),
     Rule(
-        "a tower that reads no feature",
-        "its output would be a constant",
-        "set inputs.dense or inputs.sparse to true or to names of features",
-        _blind_towers,
+        "`cuda_graph: step`",
+        "this version captures towers at most",
+        "use cuda_graph: tower or none",
+        _whole_step_graph,
     ),
     Rule(
-        "`embedding_gradient: main` with every tower detached, or `local` with no local loss",
+        "a global `clip` with `schedule.optimizer: per_tower`",
+        "a tower is updated before the other towers' gradients are known",
+        "use optimizer.dense.clip: per_tower, or schedule.optimizer: end",
+        _clipped_together,
+    ),
+    Rule(
+        "`clip: per_tower` without `max_grad_norm`",
+        "nothing would be clipped",
+        "give optimizer.dense.max_grad_norm, or leave clip out",
+        _clipped_to_nothing,
+    ),
+    Rule(
+        "more `train.micro_batches` than rows in a batch",
+        "each part needs a row",
+        "use train.micro_batches of at most train.local_batch_size",
+        _empty_micro_batches,
+    ),
+    Rule(
+        "`embedding_gradient: main` with every tower detached, `local` with no local loss, or `both` with neither",
         "no gradient would reach the tables",
         "use embedding_gradient: both (or none, to keep the tables as they are)",
         _untrained_tables,

@@ -8,10 +8,11 @@ everything else; values that are already typed (configurations built in Python) 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Model(BaseModel):
@@ -31,13 +32,17 @@ class TowerParams(Params):
         """Says what is wrong with these parameters for the tower's inputs.
 
         Args:
-            dense_dim: number of dense features that the tower reads.
+            dense_dim: columns of its dense input: dense features and the outputs of the towers that it reads.
             embedding_dims: embedding dimension of each sparse feature that the tower reads.
 
         Returns:
             One sentence a problem; empty when the tower can be built.
         """
         return []
+
+    @abstractmethod
+    def output_dim(self, dense_dim: int, embedding_dims: Sequence[int]) -> int:
+        """Columns of the tower's output for inputs without problems."""
 
 
 def _number(value: Any) -> float:
@@ -113,3 +118,13 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)]
 """One text or a list of texts; null: no text."""
 Selection = Annotated[bool | tuple[str, ...], BeforeValidator(_selection)]
 """Everything (true), nothing (false), or a list of names."""
+
+
+class ProjectedTowerParams(TowerParams):
+    """``params`` of a tower whose output has as many columns as one asks for."""
+
+    out_dim: Annotated[Integer, Field(gt=0)] = 64
+
+    def output_dim(self, dense_dim: int, embedding_dims: Sequence[int]) -> int:
+        """``out_dim``."""
+        return self.out_dim

@@ -13,20 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.towers.tower import Tower, field_problems
 
 
 class AutoIntTower(Tower):
     """ReLU(attention(e) + W_res e) a layer, then a linear projection of all fields (and the dense features)."""
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """A layer's output is ``num_heads * head_dim`` a field."""
 
         num_layers: PositiveInt = 1
         num_heads: PositiveInt = 2
         head_dim: PositiveInt = 16
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension."""

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.layers import MLP
 from models.towers.tower import Tower
 
@@ -29,13 +29,12 @@ class BilinearTower(Tower):
     Each stream's input is multiplied by 2 sigmoid(g) with learned g, so that the streams see different views.
     """
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """Sizes of both streams; their last size must split into ``num_heads``."""
 
         hidden1: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
         hidden2: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
         num_heads: PositiveInt = 2
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Heads divide both streams' last size."""

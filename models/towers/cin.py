@@ -15,18 +15,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.towers.tower import Tower, field_problems
 
 
 class CINTower(Tower):
     """X^k_h = sum_ij W^{k,h}_ij (X^{k-1}_i * X^0_j); every X^k is summed over D, concatenated and projected."""
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """``layer_sizes``: feature maps H_k of each layer."""
 
         layer_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 32)
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension."""

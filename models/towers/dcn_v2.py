@@ -14,19 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.towers.tower import Tower
 
 
 class DCNv2Tower(Tower):
     """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, then a linear projection; with a rank, W_l = U_l V_l^T."""
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """``rank`` unset: full matrices."""
 
         num_layers: PositiveInt = 3
         rank: PositiveInt | None = None
-        out_dim: PositiveInt = 64
 
     def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.layers import MLP
 from models.towers.fm import bi_interaction
 from models.towers.tower import Tower, field_problems
@@ -23,11 +23,10 @@ from models.towers.tower import Tower, field_problems
 class DeepFMTower(Tower):
     """W [bi_interaction(e); dense; e; MLP([dense; e])] + b."""
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """Sizes of the deep part and of the projection."""
 
         hidden: tuple[PositiveInt, ...] = (128, 64)
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """At least two fields of one dimension."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.layers import MLP
 from models.towers.tower import Tower, field_problems
 
@@ -24,12 +24,11 @@ class DotInteractionTower(Tower):
 
     pairs: Tensor
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """Hidden sizes of the bottom MLP (it ends in the embedding dimension) and of the top MLP."""
 
         bottom_hidden: tuple[PositiveInt, ...] = (64,)
         hidden: tuple[PositiveInt, ...] = (128,)
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension; at least two vectors to multiply."""

@@ -14,18 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.towers.tower import Tower, field_problems
 
 
 class FMTower(Tower):
     """W [bi_interaction(e); e; dense] + b: the second-order and the first-order terms, projected."""
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """Size of the projection."""
-
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """At least two fields of one dimension."""

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import TowerParams
+from erase_rec.config.types import ProjectedTowerParams
 from models.layers import MLP
 from models.towers.tower import Tower, field_problems
 
@@ -27,12 +27,11 @@ class MaskNetTower(Tower):
     LN_EMB normalises each field over D, with a scale and a shift of its own.
     """
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """``mask_hidden``: the mask's aggregation layer; ``hidden``: the block's output, then the MLP's layers."""
 
         mask_hidden: PositiveInt = 128
         hidden: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128,)
-        out_dim: PositiveInt = 64
 
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import Boolean, Number, TowerParams
+from erase_rec.config.types import Boolean, Number, ProjectedTowerParams
 from models.layers import MLP
 from models.towers.tower import Tower
 
@@ -21,11 +21,10 @@ from models.towers.tower import Tower
 class MLPTower(Tower):
     """ReLU(W_k ... ReLU(W_1 [dense; embeddings]))."""
 
-    class Config(TowerParams):
+    class Config(ProjectedTowerParams):
         """Layer sizes; ``out_dim`` is the last."""
 
         hidden: tuple[PositiveInt, ...] = (256, 128)
-        out_dim: PositiveInt = 64
         dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
         batch_norm: Boolean = False
         """A training batch of one row uses the running statistics."""

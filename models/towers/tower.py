@@ -15,10 +15,11 @@ class Tower(nn.Module, ABC):
 
     A subclass sits in a file of its own with its ``Config``, takes ``(config, dense_dim, embedding_dims)`` and
     implements ``forward(dense_BN, emb_BE)``. ``emb_BE`` holds the selected features' pooled embeddings side by
-    side; where all dims equal D it can be viewed as [B, F, D]. ``dense_BN`` may have no columns.
+    side; where all dims equal D it can be viewed as [B, F, D]. ``dense_BN`` holds the selected dense features, then the
+    outputs of the towers that it reads; it may have no columns.
 
     Attributes:
-        out_dim: columns of the output.
+        out_dim: columns of the output, as ``Config.output_dim`` says.
     """
 
     Config: type[TowerParams]

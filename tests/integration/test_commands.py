@@ -175,12 +175,9 @@ def test_mistakes_end_with_one_message_and_code_2(checkout: Path, tmp_path: Path
     assert "--config" in call(checkout, tmp_path, "train.py", expect=2).stderr
 
 
-@pytest.mark.parametrize(
-    "override", ["schedule.dispatch=non_blocking", "schedule.cuda_graph=step", "schedule.preset=paper_row2"]
-)
-def test_what_is_not_built_is_refused(checkout: Path, tmp_path: Path, override: str) -> None:
-    result = call(checkout, tmp_path, "train.py", "--config", "ctr_erase.yaml", override, expect=2)
-    assert override.partition("=")[0] in result.stderr
+def test_what_is_not_built_is_refused(checkout: Path, tmp_path: Path) -> None:
+    result = call(checkout, tmp_path, "train.py", "--config", "ctr_erase.yaml", "schedule.cuda_graph=step", expect=2)
+    assert "schedule.cuda_graph" in result.stderr
 
 
 def test_an_error_leaves_the_scalars_and_a_summary(checkout: Path, tmp_path: Path) -> None:

@@ -17,17 +17,17 @@ from erase_rec.config import load
 from erase_rec.config.catalog import Group
 from erase_rec.config.load import config_hash, dump_config, find_config, load_config
 from erase_rec.config.schema import Config, PositiveInt
-from erase_rec.config.types import Boolean, Number, Params, TowerParams
+from erase_rec.config.types import Boolean, Number, Params, ProjectedTowerParams
 from erase_rec.errors import ConfigError, UserError
 
 
-class MLPParams(TowerParams):
+class MLPParams(ProjectedTowerParams):
     hidden: tuple[PositiveInt, ...] = (8,)
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     pair: Annotated[tuple[PositiveInt, ...], Field(min_length=2)] = (1, 1)
 
 
-class CrossParams(TowerParams):
+class CrossParams(ProjectedTowerParams):
     rank: PositiveInt | None = 4
 
     def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
@@ -96,8 +96,8 @@ def test_a_good_file_is_complete() -> None:
     assert config.data.label.column == "101"
     assert [feature.name for feature in config.features.sparse] == ["on", "C2"]
     assert config.features.dense[1].fill == 1e-3
-    assert config.towers[0].params == {"hidden": [4, 10], "dropout": 0.0, "pair": [1, 1]}
-    assert config.towers[1].params == {"rank": 4}
+    assert config.towers[0].params == {"out_dim": 64, "hidden": [4, 10], "dropout": 0.0, "pair": [1, 1]}
+    assert config.towers[1].params == {"out_dim": 64, "rank": 4}
     assert config.data.params == {"header": True}
     assert (config.towers[0].detach, config.towers[0].stream) == (True, "own")
     assert config.schedule.early_backward is True
@@ -181,7 +181,7 @@ towers:
   - {name: cross, kind: cross, loss: null}
   - {kind: mlp, params: {dropout: 1}, loss: {weight: x}}
 over_arch: {hidden: [a, b]}
-schedule: {preset: erase, dispatch: non_blocking}
+schedule: {preset: erase, cuda_graph: step}
 train: {steps: 5, epochs: 1, lr: 3}
 """
     found = problems(text)
@@ -197,7 +197,7 @@ train: {steps: 5, epochs: 1, lr: 3}
         ("a.yaml:8", "towers.2.loss.weight", "expected a number"),
         ("a.yaml:9", "over_arch.hidden.0", "whole number"),
         ("a.yaml:9", "over_arch.hidden.1", "whole number"),
-        ("a.yaml:10", "schedule.dispatch", "not available in this version"),
+        ("a.yaml:10", "schedule.cuda_graph", "not available in this version"),
         ("a.yaml:11", "train.epochs", "given beside steps"),
         ("a.yaml:11", "train.lr", "unknown key"),
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from models.registry import TOWERS, component
 from models.towers.tower import Tower
 
-DENSE_DIM = 3
+DENSE_DIM = 4
 DIMS = (4,) * 5
 SMALL: dict[str, dict[str, object]] = {
     "mlp": {"hidden": (8,), "out_dim": 6},
@@ -22,8 +22,9 @@ SMALL: dict[str, dict[str, object]] = {
     "deepfm": {"hidden": (8,), "out_dim": 6},
     "cin": {"layer_sizes": (4, 3), "out_dim": 6},
     "bilinear": {"hidden1": (8, 4), "hidden2": (8, 6), "num_heads": 2, "out_dim": 6},
+    "transformer": {"dim": 4, "heads": 2, "feed_forward": 2},
 }
-NEEDS_ONE_DIM = sorted(set(TOWERS) - {"mlp", "dcn_v2", "bilinear"})
+NEEDS_ONE_DIM = sorted(set(TOWERS) - {"mlp", "dcn_v2", "bilinear", "transformer"})
 
 
 def make(kind: str, dense_dim: int = DENSE_DIM, **params: object) -> Tower:
@@ -51,17 +52,19 @@ def test_every_registered_tower_is_tested() -> None:
 @pytest.mark.parametrize("batch", [0, 1, 4])
 def test_output_has_out_dim_columns(kind: str, dense_dim: int, batch: int) -> None:
     tower = make(kind, dense_dim)
-    assert tower(*inputs(batch, dense_dim)).shape == (batch, 6)
-    assert tower.out_dim == 6
+    expected = dense_dim + sum(DIMS) if kind == "transformer" else 6
+    assert tower(*inputs(batch, dense_dim)).shape == (batch, expected)
+    assert tower.out_dim == expected
+    assert tower.Config(**SMALL[kind]).output_dim(dense_dim, DIMS) == expected
 
 
 @pytest.mark.parametrize("kind", TOWERS)
 def test_default_parameters_fit_ordinary_inputs(kind: str) -> None:
     cls = component("tower", kind)
     config = cls.Config()
-    assert config.problems(13, (16,) * 26) == []
-    tower = cls(config, 13, (16,) * 26)
-    assert tower(torch.randn(2, 13), torch.randn(2, 26 * 16)).shape == (2, config.out_dim)
+    assert config.problems(16, (16,) * 26) == []
+    tower = cls(config, 16, (16,) * 26)
+    assert tower(torch.randn(2, 16), torch.randn(2, 26 * 16)).shape == (2, config.output_dim(16, (16,) * 26))
 
 
 @pytest.mark.parametrize("kind", TOWERS)
@@ -108,7 +111,8 @@ def test_bf16_autocast_stays_near_float32(kind: str) -> None:
     expected = tower(dense, emb)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = tower(dense, emb)
-    assert found.dtype == torch.bfloat16
+    # The transformer's residual stream stays in the precision of its input.
+    assert found.dtype == (torch.float32 if kind == "transformer" else torch.bfloat16)
     # bf16 keeps 8 bits: a few roundings in a row leave some percent of the output's size.
     assert (found - expected).norm() < 0.05 * expected.norm()
 
@@ -152,9 +156,35 @@ def test_bilinear_heads_must_divide_both_streams() -> None:
 
 
 @pytest.mark.parametrize(
+    ("params", "dense_dim", "dims", "words"),
+    [
+        ({"dim": 6, "heads": 4}, 0, (6,), "multiple of heads, found 6 and 4"),
+        ({"dim": 4}, 13, (4,), "whole tokens of dim 4, found 13 columns"),
+        ({"dim": 4}, 8, (4, 6, 8), r"found [6]"),
+    ],
+)
+def test_transformer_needs_whole_tokens_and_heads(
+    params: dict[str, object], dense_dim: int, dims: tuple[int, ...], words: str
+) -> None:
+    (problem,) = component("tower", "transformer").Config(**params).problems(dense_dim, dims)
+    assert words in problem
+
+
+def test_a_causal_transformer_s_token_depends_on_no_later_one() -> None:
+    tower = make("transformer", causal=True)
+    dense, emb = (x.requires_grad_() for x in inputs(3))
+    tokens = tower(dense, emb).unflatten(1, (-1, 4))
+    by_dense, by_emb = torch.autograd.grad(tokens[:, 2].square().sum(), (dense, emb))
+    assert by_dense.abs().sum() > 0
+    assert by_emb[:, 4:8].abs().sum() > 0
+    assert not by_emb[:, 8:].any()
+
+
+@pytest.mark.parametrize(
     ("kind", "params"),
     [
         ("mlp", {"out_dim": 0}),
+        ("transformer", {"out_dim": 4}),
         ("mlp", {"dropout": 1}),
         ("mlp", {"width": 3}),
         ("dcn_v2", {"rank": 0}),
@@ -190,8 +220,9 @@ def test_batch_norm_normalises_larger_batches_by_their_own_statistics() -> None:
     torch.testing.assert_close(found, standard.relu(), rtol=1e-9, atol=1e-9)
 
 
-def test_dropout_acts_in_training_only() -> None:
-    tower = make("mlp", dropout=0.5)
+@pytest.mark.parametrize("kind", ["mlp", "transformer"])
+def test_dropout_acts_in_training_only(kind: str) -> None:
+    tower = make(kind, dropout=0.5)
     batch = inputs(32)
     torch.manual_seed(1)
     assert not torch.equal(tower.train()(*batch), tower.eval()(*batch))

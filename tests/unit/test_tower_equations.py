@@ -17,6 +17,7 @@ from models.towers.fm import FMTower
 from models.towers.masknet import MaskNetTower
 from models.towers.mlp import MLPTower
 from models.towers.tower import Tower
+from models.towers.transformer import TransformerTower
 
 B, N, F, D = 3, 2, 4, 3
 
@@ -157,6 +158,37 @@ def interacted(fields: list[Tensor], m: int, query: Tensor, key: Tensor, value: 
         terms = [alpha[k] * (value_h @ other) for k, other in enumerate(fields)]
         results.append(torch.stack(terms).sum(dim=0))
     return torch.cat(results)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_transformer(rows: tuple[Tensor, Tensor], heads: int, causal: bool) -> None:
+    config = TransformerTower.Config(dim=N, heads=heads, feed_forward=3, causal=causal)
+    tower = randomised(TransformerTower(config, N, (N,) * 6))
+    assert isinstance(tower, TransformerTower)
+    tokens = [list(torch.cat(row).split(N)) for row in zip(*rows, strict=True)]
+    check(tower, rows, [torch.cat(transformed(tower, row, heads, causal=causal)) for row in tokens])
+
+
+def transformed(tower: TransformerTower, tokens: list[Tensor], heads: int, *, causal: bool) -> list[Tensor]:
+    """Xiong et al., figure 1(b); scaled dot-product attention of Vaswani et al., equation 1."""
+    norm, second_norm = tower.attention_norm, tower.feed_forward_norm
+    first, _, second = tower.feed_forward
+    merged = [affine(tower.query_key_value, normed(x, norm.weight, norm.bias)).chunk(3) for x in tokens]
+    results = []
+    for at, x in enumerate(tokens):
+        seen = merged[: at + 1] if causal else merged
+        attended = []
+        for h in range(heads):
+            query = merged[at][0].chunk(heads)[h]
+            keys, values = ([token[part].chunk(heads)[h] for token in seen] for part in (1, 2))
+            scores = torch.stack([query.dot(key) / len(query) ** 0.5 for key in keys])
+            alpha = scores.exp() / scores.exp().sum()
+            attended.append(torch.stack([a * value for a, value in zip(alpha, values, strict=True)]).sum(dim=0))
+        hidden = x + affine(tower.attention_output, torch.cat(attended))
+        inner = affine(first, normed(hidden, second_norm.weight, second_norm.bias))
+        results.append(hidden + affine(second, 0.5 * inner * (1 + torch.erf(inner / 2**0.5))))
+    return results
 
 
 def pairwise_products(emb: Tensor) -> Tensor:
