@@ -74,7 +74,8 @@ class TransformerTower(Tower):
         token_BTD = torch.cat((dense_BN, emb_BE), dim=1).reshape(-1, self.tokens, self.dim)
         token_BTD = token_BTD + self.dropout(self._attention(self.attention_norm(token_BTD)))
         token_BTD = token_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(token_BTD)))
-        return token_BTD.flatten(1)
+        result: Tensor = token_BTD.flatten(1)
+        return result
 
     def _attention(self, token_BTD: Tensor) -> Tensor:
         merged = self.query_key_value(token_BTD).reshape(-1, self.tokens, 3, self.heads, self.dim // self.heads)

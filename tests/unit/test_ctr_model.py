@@ -150,6 +150,109 @@ def test_score_joins_all_towers(size: int, logits: str) -> None:
     assert scores.logit.shape == (size,)
 
 
+CHAIN: list[dict[str, Any]] = [
+    {"name": "a", "kind": "mlp", "params": {"hidden": [], "out_dim": 4}},
+    {"name": "b", "kind": "dcn_v2", "inputs": {"dense": ["n1"], "towers": ["a"]}, "params": {"out_dim": 5}},
+    {
+        "name": "c",
+        "kind": "mlp",
+        "inputs": {"dense": False, "sparse": False, "towers": ["b", "a"]},
+        "params": {"hidden": [], "out_dim": 3},
+    },
+]
+
+
+def test_a_chained_tower_reads_outputs_beside_its_dense_features_in_the_order_named() -> None:
+    model, batch = make_model(CHAIN), make_batch(5)
+    pooled = model.embeddings(batch.sparse)
+    a, b, c = (model.tower(name) for name in ("a", "b", "c"))
+    assert (a.inputs, b.inputs, c.inputs) == ((), ("a",), ("b", "a"))
+    out_a, logit_a = a(batch.dense, pooled)
+    out_b, logit_b = b(batch.dense, pooled, [out_a])
+    out_c, logit_c = c(batch.dense, pooled, [out_b, out_a])
+    assert torch.equal(out_b, b.tower(torch.cat((batch.dense[:, 1:2], out_a), dim=1), pooled))
+    assert torch.equal(out_c, c.tower(torch.cat((out_b, out_a), dim=1), pooled[:, :0]))
+    scores = model.score(batch)
+    expected = {"a": logit_a, "b": logit_b, "c": logit_c}
+    assert all(torch.equal(scores.tower_logits[name], logit) for name, logit in expected.items())
+    assert torch.equal(scores.logit, model.over_arch([out_a, out_b, out_c], list(expected.values())))
+
+
+@pytest.mark.parametrize("kind", sorted(TOWERS))
+def test_every_kind_reads_another_tower_s_output(kind: str) -> None:
+    params = {"dim": 4} if kind == "transformer" else {}
+    inputs = {"dense": False, "towers": ["a"]}
+    model, batch = (
+        make_model([CHAIN[0], {"name": "t", "kind": kind, "inputs": inputs, "params": params}]),
+        make_batch(5),
+    )
+    pooled = model.embeddings(batch.sparse)
+    output_a = torch.randn(5, 4, requires_grad=True)
+    _, logit = model.tower("t")(batch.dense, pooled, [output_a])
+    (gradient,) = torch.autograd.grad(logit.sum(), output_a)
+    assert gradient.abs().sum() > 0
+
+
+def test_a_chained_tower_without_its_inputs_is_refused() -> None:
+    model, batch = make_model(CHAIN), make_batch(2)
+    with pytest.raises(AssertionError):
+        model.tower("b")(batch.dense, model.embeddings(batch.sparse))
+
+
+def test_a_frozen_tower_keeps_parameters_and_running_statistics_and_stays_in_the_state() -> None:
+    params = {"hidden": [4], "out_dim": 4, "batch_norm": True, "dropout": 0.5}
+    towers = [{"name": "t", "kind": "mlp", "frozen": True, "params": params}, CHAIN[0]]
+    model, batch = make_model(towers), make_batch(8)
+    block = model.tower("t")
+    assert not any(parameter.requires_grad for parameter in block.parameters())
+    assert all(parameter.requires_grad for parameter in model.over_arch.parameters())
+    assert any(parameter.requires_grad for parameter in model.tower("a").parameters())
+    before = {name: value.clone() for name, value in model.dense_state().items()}
+    model.train()
+    assert not block.training
+    assert model.tower("a").training
+    first, second = (block(batch.dense, model.embeddings(batch.sparse))[0] for _ in range(2))
+    assert torch.equal(first, second)
+    assert {"towers.t.tower.mlp.layers.0.weight", "towers.t.head.linear.weight"} <= before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.dense_state().items())
+
+
+def test_gradients_pass_through_a_frozen_tower() -> None:
+    model, batch = make_model([{**CHAIN[0], "frozen": True}]), make_batch(3)
+    pooled = model.embeddings(batch.sparse).detach().requires_grad_()
+    output, _ = model.tower("a")(batch.dense, pooled)
+    (gradient,) = torch.autograd.grad(output.sum(), pooled)
+    assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "logits", "trained"),
+    [
+        (None, "none", False),
+        ({"weight": 0}, "none", False),
+        ({}, "none", True),
+        (None, "inputs", True),
+        (None, "additive", True),
+    ],
+)
+def test_a_head_whose_logit_no_loss_sees_is_not_trained(
+    loss: dict[str, Any] | None, logits: str, trained: bool
+) -> None:
+    block = make_model([{**CHAIN[0], "loss": loss}], logits=logits).tower("a")
+    assert {parameter.requires_grad for parameter in block.head.parameters()} == {trained}
+    assert all(parameter.requires_grad for parameter in block.tower.parameters())
+
+
+@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+def test_exactly_what_the_main_loss_reaches_is_trainable(logits: str) -> None:
+    """An exact model without local losses, as one DistributedDataParallel with FUP=False needs it."""
+    model = make_model([*CHAIN, {**TOWER_LIST[0], "frozen": True}], logits=logits)
+    model.score(make_batch(16)).logit.square().sum().backward()
+    for block in (model.tower("a"), model.tower("b"), model.tower("c"), model.tower("deep"), model.over_arch):
+        for parameter in block.parameters():
+            assert parameter.requires_grad == (parameter.grad is not None)
+
+
 def test_logits_are_float32_under_bf16_autocast_and_outputs_are_not() -> None:
     model, batch = make_model(TOWER_LIST), make_batch(5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -234,6 +337,12 @@ def test_a_tower_may_have_the_name_of_a_module_attribute(name: str) -> None:
 def test_a_tower_that_does_not_fit_its_inputs_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"towers\.dots: dot_interaction needs one embedding_dim"):
         make_model(TOWER_LIST, dims=(4, 8, 4))
+
+
+def test_a_chained_tower_that_does_not_fit_what_it_reads_is_refused_by_name() -> None:
+    tower = {"name": "t", "kind": "transformer", "inputs": {"dense": False, "towers": ["a"]}, "params": {"dim": 4}}
+    with pytest.raises(ConfigError, match=r"towers\.t: transformer needs .* found 5 columns"):
+        make_model([{**CHAIN[0], "params": {"out_dim": 5}}, tower])
 
 
 def test_local_losses_are_those_declared_with_a_weight() -> None:
