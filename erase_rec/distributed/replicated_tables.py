@@ -1,0 +1,102 @@
+"""Embedding tables of which every rank has a whole copy, all updated alike.
+
+Each rank looks up the ids of all ranks and takes its own rows; each update sees the gradients of all ranks. So the
+copies stay equal bit for bit, and equal to those of one process with the ranks' batches joined in rank order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from erase_rec.batch import SparseBatch
+from erase_rec.distributed.world import World
+from erase_rec.protocols import Embeddings
+
+
+class ReplicatedTables(nn.Module):
+    """Implements :class:`erase_rec.protocols.Embeddings` on several ranks around a rank's own tables.
+
+    Every rank has as many rows in a step. Training forwards and updates run collectives on the current stream, on
+    the main thread; a forward of bags of several lengths also exchanges their sizes on the host, which waits for the
+    device. Without gradients (evaluation) a forward is a lookup of this rank's rows, without collectives.
+    """
+
+    def __init__(self, tables: Embeddings, world: World) -> None:
+        """Wraps ``tables``, which every rank made alike."""
+        super().__init__()
+        self._tables = tables
+        self._world = world
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def feature_dims(self) -> Sequence[int]:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        return self._tables.feature_dims
+
+    def forward(self, sparse: SparseBatch) -> Tensor:
+        """See :class:`erase_rec.protocols.Embeddings`: this rank's rows."""
+        if not torch.is_grad_enabled():
+            return self._tables(sparse)
+        pooled_of_all = self._tables(self._join(sparse))
+        pooled = pooled_of_all.detach().chunk(self._world.size)[self._world.rank]
+        self._pending = (pooled, pooled_of_all)
+        return pooled
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`: with the mean over the ranks, whose losses are means."""
+        assert self._pending is not None
+        assert self._pending[0] is pooled
+        (_, pooled_of_all), self._pending = self._pending, None
+        gradients = torch.cat(self._world.gather("tables.gradient", gradient))
+        self._tables.backward_and_update(pooled_of_all, gradients / self._world.size)
+
+    def set_lr(self, lr: float) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        self._tables.set_lr(lr)
+
+    def tables(self) -> Mapping[str, Tensor]:
+        """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
+        return self._tables.tables()
+
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
+        return self._tables.optimizer_state()
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        self._tables.load_optimizer_state(state)
+
+    def _join(self, sparse: SparseBatch) -> SparseBatch:
+        """The bags of all ranks, in rank order within each feature."""
+        fields = sparse.num_features
+        if sparse.single_valued:
+            lengths = sparse.lengths.repeat(self._world.size)
+            weights = None if sparse.weights is None else self._join_cells("weights", sparse.weights, fields)
+            return SparseBatch(self._join_cells("ids", sparse.values, fields), lengths, weights, fields, True)
+        # Host synchronisation, before the first collective of the step that a device runs.
+        sizes_F = sparse.lengths.reshape(fields, -1).sum(dim=1).tolist()
+        sizes_RF = self._world.gather_objects("tables.sizes", sizes_F)
+        lengths = self._join_cells("lengths", sparse.lengths, fields)
+        weights = None if sparse.weights is None else self._join_values("weights", sparse.weights, sizes_RF)
+        return SparseBatch(self._join_values("ids", sparse.values, sizes_RF), lengths, weights, fields)
+
+    def _join_cells(self, name: str, cells: Tensor, fields: int) -> Tensor:
+        """One value a row and feature of all ranks, feature by feature."""
+        cells_RFB = torch.stack(self._gather(name, cells)).reshape(self._world.size, fields, -1)
+        return cells_RFB.transpose(0, 1).flatten()
+
+    def _join_values(self, name: str, values: Tensor, sizes_RF: list[list[int]]) -> Tensor:
+        """Values of all ranks, feature by feature; gathered at the largest rank's length."""
+        padded = values.new_zeros(max(sum(sizes_F) for sizes_F in sizes_RF))
+        padded[: values.numel()] = values
+        parts_RF = [
+            torch.split(of_rank[: sum(sizes_F)], sizes_F)
+            for of_rank, sizes_F in zip(self._gather(name, padded), sizes_RF, strict=True)
+        ]
+        return torch.cat([part for parts_R in zip(*parts_RF, strict=True) for part in parts_R])
+
+    def _gather(self, name: str, tensor: Tensor) -> list[Tensor]:
+        return self._world.gather(f"tables.{name}", tensor)
