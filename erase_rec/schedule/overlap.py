@@ -99,10 +99,8 @@ class OverlapReport:
             ("step", f"{self.step_ms:.3f} ms"),
             ("critical path", f"{self.critical_path_ms:.3f} ms: {' > '.join(self.critical_path)}"),
             *((f"busy, stream {stream}", f"{busy:.3f} ms") for stream, busy in self.busy_ms.items()),
-            (
-                "any stream busy",
-                f"{self.union_ms:.3f} ms; {100 * self.overlap_share:.0f} % of the work ran beside other",
-            ),
+            ("any stream busy", f"{self.union_ms:.3f} ms"),
+            ("overlap: 1 - that / sum of the streams", f"{100 * self.overlap_share:.0f} %"),
             ("early backward hidden", f"{100 * self.hidden_share:.0f} %"),
         )
         return TextTable("Early backward", header, rows), TextTable("One measured step", ("what", "time"), whole)
@@ -165,7 +163,7 @@ def _longest(paths: Iterable[tuple[tuple[str, ...], float]]) -> tuple[tuple[str,
 
 def _tower_overlap(name: str, intervals: Sequence[Interval], may: Mapping[str, frozenset[str]]) -> TowerOverlap:
     own = [interval for interval in intervals if interval.op.kind == EARLY and interval.op.tower == name]
-    beside: Counter[str] = Counter()
+    beside: dict[str, float] = {}
     hidden_ms = 0.0
     for interval in own:
         shared = []
@@ -173,12 +171,12 @@ def _tower_overlap(name: str, intervals: Sequence[Interval], may: Mapping[str, f
             start, end = max(interval.start_ms, other.start_ms), min(interval.end_ms, other.end_ms)
             if other is not interval and end > start:
                 shared.append((start, end))
-                beside[other.op.key] += end - start
+                beside[other.op.key] = beside.get(other.op.key, 0.0) + end - start
         hidden_ms += _union_ms(shared)
     return TowerOverlap(
         backward_ms=sum(interval.duration_ms for interval in own),
         hidden_ms=hidden_ms,
-        beside_ms=dict(beside.most_common()),
+        beside_ms=dict(sorted(beside.items(), key=lambda shared: -shared[1])),
         may_run_beside=frozenset(itertools.chain.from_iterable(may[interval.op.key] for interval in own)),
     )
 

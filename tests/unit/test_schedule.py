@@ -15,7 +15,6 @@ from erase_rec.config.schema import DenseOptimizerConfig, OverArchConfig, Sparse
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.finite import FiniteGuard
 from erase_rec.protocols import LocalLoss
-from erase_rec.schedule.audit import EMBEDDINGS, MAIN_LOSS, OVER_ARCH, audit
 from erase_rec.schedule.gradients import GradientProgram, Gradients
 from erase_rec.schedule.plan import EmbeddingGradient, LossPlan, Plan, TowerPlan
 from erase_rec.schedule.program import program
@@ -165,39 +164,6 @@ def test_detaching_changes_the_gradients() -> None:
     assert cut.pooled is not None
     assert whole.pooled is not None
     assert not torch.allclose(cut.pooled, whole.pooled)
-
-
-def test_audit_finds_each_tower_trained_by_its_own_loss_only() -> None:
-    model, batch = make_model(), make_batch()
-    plan = make_plan("all", "mixed", "both", early=True)
-    report = audit(model, plan, local_losses(plan), batch)
-    assert report.findings == ()
-    for name in KINDS:
-        assert set(report.norms[name]) == {name}
-        assert report.norms[name][name] > 0
-    assert set(report.norms[OVER_ARCH]) == {MAIN_LOSS}
-    assert set(report.norms[EMBEDDINGS]) == set(KINDS)
-
-
-def test_audit_names_a_detached_tower_without_a_loss() -> None:
-    """What no configuration may hold, made behind its back."""
-    model, batch = make_model(), make_batch()
-    plan = make_plan("all", "own", "both", early=True)
-    losses = local_losses(plan)
-    del losses["cross"]
-    report = audit(model, plan, losses, batch)
-    assert "tower cross is detached and gets no gradient from its own local loss" in report.findings
-    assert any(name.startswith("cross.") for name in report.never_trained)
-
-
-def test_audit_sees_a_loss_that_leaks() -> None:
-    """An over-arch that gets an uncut output trains the tower that made it."""
-    model, batch = make_model(), make_batch()
-    plan = make_plan("some", "own", "both", early=True)
-    uncut = next(tower.name for tower in plan.towers if not tower.detach)
-    claimed = Plan(tuple(TowerPlan(t.name, t.stream, True, t.early, t.loss) for t in plan.towers), "both")
-    assert MAIN_LOSS in audit(model, plan, local_losses(plan), batch).norms[uncut]
-    assert MAIN_LOSS not in audit(model, claimed, local_losses(claimed), batch).norms[uncut]
 
 
 @pytest.mark.parametrize("early", [True, False])
