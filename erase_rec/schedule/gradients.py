@@ -18,8 +18,7 @@ weighted by its share of the rows, so that the sum is the gradient of the whole 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +26,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from erase_rec.batch import Batch
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
-from erase_rec.schedule.dispatch import Dispatch, make_dispatch
+from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.plan import OVER_ARCH, Plan, TowerPlan
 from erase_rec.schedule.program import Op, program
 from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
+from erase_rec.schedule.step_state import MicroState, StepState, total_of, whole
 from erase_rec.schedule.streams import Streams
+from erase_rec.schedule.tower_graphs import Graphs, make_graphs
 from erase_rec.schedule.tower_state import Phase, TowerStates
 
 
@@ -48,48 +49,8 @@ class Gradients:
     pooled: Tensor | None
 
 
-@dataclass
-class MicroState:
-    """What the towers and the over-arch make of some rows of a batch, with local losses before their weights."""
-
-    rows: slice
-    dense: Tensor
-    label: Tensor
-    share: float
-    leaves: dict[str, Tensor] = field(default_factory=dict)
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    logits: dict[str, Tensor] = field(default_factory=dict)
-    logit_sum: Tensor | None = None
-    local_losses: dict[str, Tensor] = field(default_factory=dict)
-    logit: Tensor = field(init=False)
-    loss: Tensor = field(init=False)
-    leaf_gradients: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass
-class StepState:
-    """Everything that one step makes. Kept until the step ends, because streams still read it."""
-
-    batch: Batch
-    micros: list[MicroState]
-    pooled: Tensor = field(init=False)
-
-    def logit(self) -> Tensor:
-        """Logit of each row, [B]."""
-        return _whole([micro.logit for micro in self.micros])
-
-    def tower_logit(self, tower: str) -> Tensor:
-        """A tower's logit of each row, [B]."""
-        return _whole([micro.logits[tower] for micro in self.micros])
-
-    def loss(self) -> Tensor:
-        """The main loss, mean over the batch."""
-        return _mean([(micro.share, micro.loss) for micro in self.micros])
-
-    def local_losses(self) -> dict[str, Tensor]:
-        """Local losses, mean over the batch."""
-        names = self.micros[0].local_losses
-        return {name: _mean([(micro.share, micro.local_losses[name]) for micro in self.micros]) for name in names}
+Handler = Callable[[StepState, Op], None]
+"""Does an operation, on its stream and on the thread that launches it."""
 
 
 class GradientProgram:
@@ -112,6 +73,7 @@ class GradientProgram:
         autocast_dtype: torch.dtype | None = None,
         reduction: Reduction | None = None,
         dispatch: Dispatch | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         """Binds the plan to a model.
 
@@ -124,6 +86,7 @@ class GradientProgram:
             autocast_dtype: dtype of towers and over-arch under autocast; None: no autocast.
             reduction: of the plan's kind, over :func:`trained_blocks`; None: no reduction.
             dispatch: None: as the plan says.
+            graphs: None: as the plan says.
         """
         self.model = model
         self.plan = plan
@@ -133,11 +96,12 @@ class GradientProgram:
         self._losses = losses
         self._streams = streams
         self._dispatch = dispatch or make_dispatch(plan.dispatch, plan.workers, device)
+        self._graphs = graphs or make_graphs(plan, model, device)
         self._autocast_dtype = autocast_dtype
         self._programs: dict[int, tuple[Op, ...]] = {}
         self._towers = {tower.name: model.tower(tower.name) for tower in plan.towers}
         self._states = TowerStates(tower.name for tower in plan.towers)
-        self._run_op: dict[str, Callable[[StepState, Op], None]] = {
+        self._run_op: dict[str, Handler] = {
             "lookup": self._lookup,
             "forward": self._forward,
             "logit_join": self._logit_join,
@@ -154,7 +118,7 @@ class GradientProgram:
         """Trained dense parameters by the names that :class:`Gradients` uses, towers first."""
         return {name: parameter for block in self.blocks.values() for name, parameter in block.items()}
 
-    def run(self, batch: Batch, finish: Mapping[str, Callable[[StepState, Op], None]]) -> StepState:
+    def run(self, batch: Batch, finish: Mapping[str, Handler]) -> StepState:
         """Runs the program; ``finish`` does what needs an optimizer (``check``, ``update``, ``table_update``).
 
         Args:
@@ -166,7 +130,7 @@ class GradientProgram:
             Exception: whatever an operation raised, here or on a worker, with a note that names it.
         """
         count = min(self.plan.micro_batches, batch.size)
-        state = StepState(batch, _split(batch, count))
+        state = StepState.of(batch, count)
         ops = self._program(count)
         handlers = self._run_op | dict(finish)
         after_forward = next(position for position, op in enumerate(ops) if op.kind == "check")
@@ -174,14 +138,16 @@ class GradientProgram:
         self._states.begin(count)
         self._streams.begin()
         self.reduction.begin()
+        # Captures are the main thread's.
+        dispatch = BlockingDispatch() if self._graphs.begin(batch.size) else self._dispatch
 
         def forward() -> Tensor:
-            self._launch(state, ops[:after_forward], handlers)
+            self._launch(state, ops[:after_forward], handlers, dispatch)
             return last.loss
 
         try:
             last.loss = self.reduction.forward(forward)
-            self._launch(state, ops[after_forward:], handlers)
+            self._launch(state, ops[after_forward:], handlers, dispatch)
         except BaseException as error:
             for other in self._dispatch.drain():
                 error.add_note(f"also: {type(other).__name__}: {other}")
@@ -205,18 +171,22 @@ class GradientProgram:
         """Sum of the leaves' gradients in tower order, [B, E]; None when no leaf has one."""
         order = [tower.name for tower in self.plan.towers]
         parts = [
-            _sum([micro.leaf_gradients[name] for name in order if name in micro.leaf_gradients])
+            total_of([micro.leaf_gradients[name] for name in order if name in micro.leaf_gradients])
             for micro in state.micros
         ]
         present = [part for part in parts if part is not None]
         assert len(present) in {0, len(parts)}
-        return _whole(present) if present else None
+        return whole(present) if present else None
 
     def updated_blocks(self, op: Op) -> list[str]:
         """Blocks whose gradients the ``update`` operation ``op`` uses."""
         if op.tower is not None:
             return [op.tower]
         return [OVER_ARCH] if self.plan.optimizer == "per_tower" else [*self.blocks]
+
+    def own(self, value: Tensor) -> Tensor:
+        """A tower's result that outlives the step; on the main stream, after its end."""
+        return self._graphs.own(value.detach())
 
     def wait(self, block: str) -> None:
         """Lets the current stream (gloo: the host) wait for a block's reduced gradients."""
@@ -234,16 +204,14 @@ class GradientProgram:
             self._programs[micro_batches] = program(replace(self.plan, micro_batches=micro_batches))
         return self._programs[micro_batches]
 
-    def _launch(
-        self, state: StepState, ops: Sequence[Op], handlers: Mapping[str, Callable[[StepState, Op], None]]
-    ) -> None:
+    def _launch(self, state: StepState, ops: Sequence[Op], handlers: Mapping[str, Handler], dispatch: Dispatch) -> None:
         for op in ops:
             for key in op.joins:
-                self._dispatch.join(key)
+                dispatch.join(key)
             handler = handlers.get(op.kind, _nothing)
-            self._dispatch.launch(op, lambda op=op, handler=handler: self._run(state, op, handler))  # type: ignore[misc]
+            dispatch.launch(op, lambda op=op, handler=handler: self._run(state, op, handler))  # type: ignore[misc]
 
-    def _run(self, state: StepState, op: Op, handler: Callable[[StepState, Op], None]) -> None:
+    def _run(self, state: StepState, op: Op, handler: Handler) -> None:
         try:
             with self._streams.run(op):
                 handler(state, op)
@@ -263,21 +231,29 @@ class GradientProgram:
         )
 
     def _lookup(self, state: StepState, op: Op) -> None:
-        state.pooled = self.model.embeddings(state.batch.sparse)
+        batch = state.batch
+        state.pooled = self.model.embeddings(batch.sparse)
+        state.tower_input = self._graphs.hold("pooled", state.pooled).detach()
+        dense, label = self._graphs.hold("dense", batch.dense), self._graphs.hold("label", batch.label)
+        for micro in state.micros:
+            micro.dense, micro.label = dense[micro.rows], label[micro.rows]
 
     def _forward(self, state: StepState, op: Op) -> None:
         micro, tower = state.micros[op.micro], self._tower(op)
         self._states.advance(tower.name, Phase.FORWARD, op.micro)
-        leaf = state.pooled.detach()[micro.rows]
+        leaf = state.tower_input[micro.rows]
         if self._leaf_needs_gradient(tower):
             leaf.requires_grad_()
-        outputs = [self._cut(micro.outputs, name) for name in tower.inputs]
+        inputs = [self._graphs.hold(f"{op.key}:{name}", self._cut(micro.outputs, name)) for name in tower.inputs]
 
-        def run() -> tuple[Tensor, Tensor]:
+        def compute() -> tuple[Tensor, Tensor]:
             with self._autocast():
-                return self._towers[tower.name](micro.dense, leaf, outputs)
+                return self._towers[tower.name](micro.dense, leaf, inputs)
 
-        output, logit = self.reduction.call(tower.name, run, last=self._is_last(state, op))
+        last = self._is_last(state, op)
+        output, logit = self._graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
+        assert output is not None
+        assert logit is not None
         micro.leaves[tower.name], micro.outputs[tower.name], micro.logits[tower.name] = leaf, output, logit
 
     def _leaf_needs_gradient(self, tower: TowerPlan) -> bool:
@@ -290,30 +266,46 @@ class GradientProgram:
 
     def _logit_join(self, state: StepState, op: Op) -> None:
         micro = state.micros[op.micro]
-        micro.logit_sum = _sum([logit.detach() for logit in micro.logits.values()])
+        total = total_of([logit.detach() for logit in micro.logits.values()])
+        assert total is not None
+        micro.logit_sum = self._graphs.hold(op.key, total)
 
     def _local_loss(self, state: StepState, op: Op) -> None:
-        """The tower's loss before its weight; its graph ends at the tower's leaf, inputs and parameters."""
+        """The tower's loss; its graph ends at the tower's leaf, inputs and parameters."""
         micro, tower = state.micros[op.micro], self._tower(op)
         self._states.advance(tower.name, Phase.LOSS, op.micro)
         assert tower.loss is not None
+        weight = micro.share * tower.loss.weight
+
+        def compute() -> tuple[Tensor, Tensor]:
+            loss = self._losses[tower.name](self._target_logit(micro, tower), micro.label)
+            return loss, loss if weight == 1 else weight * loss
+
+        loss, weighted = self._graphs.run(op, compute)
+        assert loss is not None
+        assert weighted is not None
+        micro.local_losses[tower.name], micro.weighted_losses[tower.name] = loss, weighted
+
+    def _target_logit(self, micro: MicroState, tower: TowerPlan) -> Tensor:
+        assert tower.loss is not None
         logit = micro.logits[tower.name]
-        if tower.loss.target == "joint":
-            assert micro.logit_sum is not None
-            logit = logit + (micro.logit_sum - logit.detach())
-        micro.local_losses[tower.name] = self._losses[tower.name](logit, micro.label)
+        if tower.loss.target == "own":
+            return logit
+        assert micro.logit_sum is not None
+        return logit + (micro.logit_sum - logit.detach())
 
     def _early_backward(self, state: StepState, op: Op) -> None:
         micro, tower = state.micros[op.micro], self._tower(op)
         self._states.advance(tower.name, Phase.BACKWARD, op.micro)
         leaf = micro.leaves[tower.name]
-        found = self.reduction.differentiate(
-            self._weighted(micro, tower),
-            [leaf] if leaf.requires_grad else [],
-            [tower.name],
-            last=False,
-        )
-        _keep(micro, [tower.name] if leaf.requires_grad else [], found)
+        names = [tower.name] if leaf.requires_grad else []
+
+        def grad(loss: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+            return self._graphs.run(op, lambda: _grad(loss, inputs))
+
+        leaves = [leaf] if names else []
+        loss = micro.weighted_losses[tower.name]
+        _keep(micro, names, self.reduction.differentiate(loss, leaves, [tower.name], grad=grad, last=False))
         self._states.advance(tower.name, Phase.GRADIENTS, op.micro)
 
     def _over_arch(self, state: StepState, op: Op) -> None:
@@ -336,7 +328,7 @@ class GradientProgram:
         for name in trained:
             self._states.advance(name, Phase.BACKWARD, op.micro)
         main = micro.loss if micro.share == 1 else micro.share * micro.loss
-        local = _sum([self._weighted(micro, tower) for tower in rest if tower.loss is not None])
+        local = total_of([micro.weighted_losses[tower.name] for tower in rest if tower.loss is not None])
         total = main if local is None else main + local
         leaves = [tower.name for tower in rest if micro.leaves[tower.name].requires_grad]
         chosen = {"both": total, "main": main, "local": local, "none": None}[self.plan.embedding_gradient]
@@ -347,7 +339,7 @@ class GradientProgram:
             _keep(micro, leaves, torch.autograd.grad(chosen, inputs, retain_graph=True, allow_unused=True))
             leaves = []
         found = self.reduction.differentiate(
-            total, [micro.leaves[name] for name in leaves], [OVER_ARCH, *trained], last=last
+            total, [micro.leaves[name] for name in leaves], [OVER_ARCH, *trained], grad=_grad, last=last
         )
         _keep(micro, leaves, found)
         for name in trained:
@@ -364,10 +356,6 @@ class GradientProgram:
 
     def _cut(self, values: Mapping[str, Tensor], name: str) -> Tensor:
         return values[name].detach() if self.plan.tower(name).detach else values[name]
-
-    def _weighted(self, micro: MicroState, tower: TowerPlan) -> Tensor:
-        assert tower.loss is not None
-        return (micro.share * tower.loss.weight) * micro.local_losses[tower.name]
 
     def _is_last(self, state: StepState, op: Op) -> bool:
         return op.micro == len(state.micros) - 1
@@ -406,34 +394,12 @@ def _nothing(state: StepState, op: Op) -> None:
     pass
 
 
-def _split(batch: Batch, count: int) -> list[MicroState]:
-    bounds = [batch.size * part // count for part in range(count + 1)]
-    parts = [slice(start, stop) for start, stop in pairwise(bounds)]
-    return [
-        MicroState(rows, batch.dense[rows], batch.label[rows], (rows.stop - rows.start) / batch.size) for rows in parts
-    ]
+def _grad(loss: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    found: Sequence[Tensor | None] = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return found
 
 
 def _keep(micro: MicroState, leaves: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
     for name, gradient in zip(leaves, gradients, strict=True):
         if gradient is not None:
             micro.leaf_gradients[name] = gradient
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
-    total: Tensor | None = None
-    for tensor in tensors:
-        total = tensor if total is None else total + tensor
-    return total
-
-
-def _whole(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
-    if len(parts) == 1:
-        return parts[0][1]
-    total = _sum([share * value for share, value in parts])
-    assert total is not None
-    return total

@@ -66,6 +66,7 @@ class Plan:
         find_unused_parameters: FUP of ``ddp``.
         optimizer: one update at the end, or one a tower on its stream.
         micro_batches: parts that a batch is cut into.
+        cuda_graph: ``tower``: early towers are captured once and replayed.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -76,6 +77,7 @@ class Plan:
     find_unused_parameters: bool = False
     optimizer: Literal["end", "per_tower"] = "end"
     micro_batches: int = 1
+    cuda_graph: Literal["none", "tower", "step"] = "none"
 
     @classmethod
     def from_config(cls, config: Config, world_size: int = 1) -> Plan:
@@ -85,6 +87,7 @@ class Plan:
         assert schedule.dispatch is not None
         assert schedule.embedding_gradient is not None
         assert schedule.optimizer is not None
+        assert schedule.cuda_graph is not None
         return cls(
             towers=tuple(_tower_plan(tower, schedule.early_backward) for tower in config.towers),
             embedding_gradient=schedule.embedding_gradient,
@@ -94,6 +97,7 @@ class Plan:
             find_unused_parameters=bool(distributed.find_unused_parameters),
             optimizer=schedule.optimizer,
             micro_batches=config.train.micro_batches,
+            cuda_graph=schedule.cuda_graph,
         )
 
     def tower(self, name: str) -> TowerPlan:

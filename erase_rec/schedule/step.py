@@ -10,9 +10,10 @@ from torch import Tensor
 from erase_rec.batch import Batch, StepOutput
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.finite import FiniteGuard
-from erase_rec.schedule.gradients import GradientProgram, StepState
+from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import MAIN_LOSS
 from erase_rec.schedule.program import Op
+from erase_rec.schedule.step_state import StepState
 
 DENSE_BLOCK = "dense"
 """The optimizer's one block where all dense parameters are clipped and updated together."""
@@ -80,9 +81,9 @@ class ScheduledStep:
         state = self._gradients.run(batch, {"check": check, "update": update, "table_update": table_update})
         return StepOutput(
             logit=state.logit().detach(),
-            tower_logits={tower.name: state.tower_logit(tower.name).detach() for tower in self._gradients.plan.towers},
+            tower_logits={name: self._gradients.own(state.tower_logit(name)) for name in state.micros[0].logits},
             loss=state.loss().detach(),
-            local_losses={name: loss.detach() for name, loss in state.local_losses().items()},
+            local_losses={name: self._gradients.own(loss) for name, loss in state.local_losses().items()},
             grad_norms=norms,
         )
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from erase_rec.schedule.plan import MAIN, Plan
-from erase_rec.schedule.reduction.reduction import Blocks, Result
+from erase_rec.schedule.reduction.reduction import Blocks, Differentiate, Result
 from erase_rec.schedule.streams import Streams
 
 
@@ -79,9 +79,11 @@ class _InPlace:
     def _parameters(self, blocks: Iterable[str]) -> list[nn.Parameter]:
         return [parameter for block in blocks for parameter in self._blocks[block].values()]
 
-    def _without_hooks(self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str]) -> list[Tensor | None]:
+    def _without_hooks(
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], grad: Differentiate
+    ) -> list[Tensor | None]:
         parameters = self._parameters(blocks)
-        found = torch.autograd.grad(loss, [*leaves, *parameters], allow_unused=True)
+        found = grad(loss, [*leaves, *parameters])
         for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
@@ -129,13 +131,13 @@ class DdpReduction(_InPlace):
         return run()
 
     def differentiate(
-        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, grad: Differentiate, last: bool
     ) -> list[Tensor | None]:
         """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
         if self._fup:
             return self._with_hooks(loss, leaves, blocks)
         if not last:
-            return self._without_hooks(loss, leaves, blocks)
+            return self._without_hooks(loss, leaves, blocks, grad)
         touched = _touch(loss, self._parameters(self._blocks))
         return self._with_hooks(touched, leaves, list(self._blocks))
 
@@ -164,7 +166,7 @@ class DdpPerTowerReduction(_InPlace):
         return result
 
     def differentiate(
-        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, grad: Differentiate, last: bool
     ) -> list[Tensor | None]:
         """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
         return self._with_hooks(_touch(loss, self._parameters(blocks)), leaves, blocks)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 Blocks = Mapping[str, Mapping[str, nn.Parameter]]
 """Trained parameters by block (a tower's name, ``over_arch``) and parameter name."""
 Result = TypeVar("Result")
+Differentiate = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]]
+"""(loss, inputs) -> the loss's gradient for each input, None where it does not reach; without hooks."""
 
 
 class Reduction(Protocol):
@@ -34,7 +35,7 @@ class Reduction(Protocol):
         ...
 
     def differentiate(
-        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, grad: Differentiate, last: bool
     ) -> list[Tensor | None]:
         """Adds the gradient of ``loss`` for the parameters of ``blocks``; called on the stream that owns the result.
 
@@ -42,6 +43,7 @@ class Reduction(Protocol):
             loss: scalar.
             leaves: further tensors to differentiate for.
             blocks: one or more of the blocks.
+            grad: takes gradients, for reductions that need no hooks.
             last: this is the aggregate backward of the last micro-batch, after the forward.
 
         Returns:
@@ -83,12 +85,11 @@ class NoReduction:
         return run()
 
     def differentiate(
-        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, last: bool
+        self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, grad: Differentiate, last: bool
     ) -> list[Tensor | None]:
         """See :class:`Reduction`."""
         parameters = [parameter for block in blocks for parameter in self._blocks[block].values()]
-        inputs = [*leaves, *parameters]
-        found: Sequence[Tensor | None] = torch.autograd.grad(loss, inputs, allow_unused=True)
+        found = grad(loss, [*leaves, *parameters])
         gradients = iter(found[len(leaves) :])
         for block in blocks:
             self._add(block, {name: next(gradients) for name in self._blocks[block]})
