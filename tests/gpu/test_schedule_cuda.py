@@ -9,8 +9,8 @@ from data.dataset import build_datasets
 from erase_rec.batch import Batch
 from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import load_config
-from erase_rec.run_folder import RunFolder
 from erase_rec.distributed.world import World
+from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.streams import NullStreams, make_streams
