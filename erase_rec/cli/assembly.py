@@ -23,7 +23,7 @@ from erase_rec.schedule.gradients import GradientProgram, trained_blocks
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.reduction.build import make_reduction
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
-from erase_rec.schedule.streams import make_streams
+from erase_rec.schedule.streams import Streams, make_streams
 from erase_rec.trainer import Parts
 from eval.evaluator import PooledEvaluator
 from eval.progressive import ProgressiveEvaluation
@@ -104,13 +104,20 @@ def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
     return score
 
 
-def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine, world: World) -> Parts:
-    """Everything that the trainer needs, with initial weights."""
+def build_parts(
+    config: Config,
+    datasets: Datasets,
+    folder: RunFolder,
+    machine: Machine,
+    world: World,
+    streams: Streams | None = None,
+) -> Parts:
+    """Everything that the trainer needs, with initial weights; ``streams``: those of the plan, in a wrapper."""
     torch.manual_seed(config.seed)  # dropout; initial weights have generators of their own
     embeddings = build_embeddings(config, datasets.table_rows, machine.device)
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
-    streams = make_streams(plan.streams(), machine.device)
+    streams = streams or make_streams(plan.streams(), machine.device)
     blocks = trained_blocks(model, plan)
     gradients = GradientProgram(
         model,

@@ -17,10 +17,11 @@ from erase_rec.protocols import LocalLoss
 from erase_rec.run_log import RunLog
 from erase_rec.schedule.audit import audit, startup_audit
 from erase_rec.schedule.audit_report import AuditReport, merge
-from erase_rec.schedule.gradients import GradientProgram, MicroState, StepState
+from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.loss_gradients import EMBEDDINGS
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, LossPlan, Plan, TowerPlan
 from erase_rec.schedule.program import Op
+from erase_rec.schedule.step_state import StepState
 from models.ctr_model import ColumnSelection, CTRModel, TowerBlock
 from models.embeddings.layout import Table
 from models.embeddings.torch_backend import TorchEmbeddings
@@ -290,12 +291,15 @@ def test_a_schedule_that_drops_a_micro_batch_is_named(monkeypatch: pytest.Monkey
 
 
 def test_a_schedule_with_another_weight_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = GradientProgram._weighted
+    original = GradientProgram._local_loss
 
-    def doubled(self: GradientProgram, micro: MicroState, tower: TowerPlan) -> Tensor:
-        return original(self, micro, tower) * (2 if tower.name == "third" else 1)
+    def doubled(self: GradientProgram, state: StepState, op: Op) -> None:
+        original(self, state, op)
+        if op.tower == "third":
+            weighted = state.micros[op.micro].weighted_losses
+            weighted["third"] = 2 * weighted["third"]
 
-    monkeypatch.setattr(GradientProgram, "_weighted", doubled)
+    monkeypatch.setattr(GradientProgram, "_local_loss", doubled)
     findings = audited(make_model(), make_plan()).findings
     assert "tower third: the schedule's gradient differs from that of the losses by 100 % of its norm" in findings
 

@@ -1,0 +1,183 @@
+"""Draws a measured step as a Gantt chart, and writes it as a Chrome trace that Perfetto opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from erase_rec.schedule.measured_streams import Interval
+from erase_rec.schedule.program import Op
+
+PHASES: Mapping[str, tuple[str, str]] = {
+    "lookup": ("#bbbbbb", "lookup"),
+    "forward": ("#56b4e9", "forward"),
+    "logit_join": ("#777777", "logit join"),
+    "local_loss": ("#0072b2", "local loss"),
+    "early_backward": ("#d55e00", "early backward"),
+    "over_arch": ("#009e73", "over-arch"),
+    "backward": ("#e69f00", "backward"),
+    "reduce": ("#cc79a7", "reduce"),
+    "update": ("#f0e442", "update"),
+    "table_update": ("#ffffff", "table update"),
+}
+"""Colour and name of each phase that is drawn, in legend order: Okabe and Ito's palette, safe for the colour-blind."""
+DARK = {"#777777", "#0072b2", "#d55e00", "#009e73"}
+ROW_INCHES = 0.46
+WIDTH_INCHES = 14.0
+BLOCK_HEIGHT = 0.84
+PADDING = 4
+"""Pixels around a label."""
+LABEL: Mapping[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5, "linespacing": 0.95, "zorder": 4}
+
+Row = tuple[str, list[tuple[Interval, float, float]]]
+"""A row's name, and its blocks with start and end in ms."""
+
+
+def draw_timeline(
+    intervals: Sequence[Interval], path: Path, *, title: str, subtitle: str, critical: Collection[str] = ()
+) -> None:
+    """Writes a PNG: streams above, host threads below, over one axis in milliseconds.
+
+    Args:
+        intervals: one step.
+        path: the file.
+        title: first line.
+        subtitle: second line.
+        critical: keys of the operations that are outlined as the critical path.
+    """
+    panels = {"streams": _by_stream(intervals), "host threads": _by_thread(intervals)}
+    heights = [len(rows) for rows in panels.values()]
+    figure = Figure(figsize=(WIDTH_INCHES, 1.9 + ROW_INCHES * sum(heights)), dpi=120, layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, gridspec_kw={"height_ratios": heights})
+    figure.suptitle(f"{title}\n{subtitle}", fontsize=11)
+    axes[-1].set_xlabel("time from the step's start (ms)")
+    figure.legend(handles=_legend(intervals, critical), loc="outside lower center", ncols=11, fontsize=8, frameon=False)
+    end = max(interval.end_ms for interval in intervals)
+    for axis, (name, rows) in zip(axes, panels.items(), strict=True):
+        axis.set_xlim(0, 1.005 * max(end, max(interval.launched_ms for interval in intervals)))
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_yticks(range(len(rows)), [row for row, _ in rows], fontsize=9)
+        axis.set_ylabel(name)
+        axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        for position, (_, blocks) in enumerate(rows):
+            for interval, start, stop in blocks:
+                _draw_block(axis, position, interval.op, start, stop, critical)
+    figure.draw_without_rendering()  # the layout decides which labels fit
+    for axis, rows in zip(axes, panels.values(), strict=True):
+        for position, (_, blocks) in enumerate(rows):
+            for interval, start, stop in blocks:
+                _label_block(axis, position, interval.op, start, stop)
+    figure.savefig(path)
+
+
+def chrome_trace(intervals: Sequence[Interval], about: Mapping[str, str]) -> dict[str, Any]:
+    """One step in Chrome's trace format: process 1 holds the streams, process 2 the host threads.
+
+    Args:
+        intervals: one step.
+        about: what is said beside it, such as the device.
+    """
+    events: list[dict[str, Any]] = []
+    for process, (name, rows) in enumerate(
+        {"streams": _by_stream(intervals), "host threads": _by_thread(intervals)}.items(), start=1
+    ):
+        events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
+        for thread, (row, blocks) in enumerate(rows, start=1):
+            ids = {"pid": process, "tid": thread}
+            events.append({"ph": "M", "name": "thread_name", **ids, "args": {"name": row}})
+            events.append({"ph": "M", "name": "thread_sort_index", **ids, "args": {"sort_index": thread}})
+            events += [
+                {
+                    "ph": "X",
+                    "name": interval.op.key,
+                    "cat": interval.op.kind,
+                    "ts": 1e3 * start,
+                    "dur": 1e3 * (stop - start),
+                    **ids,
+                    "args": {
+                        "tower": interval.op.tower or "",
+                        "micro_batch": interval.op.micro,
+                        "waits": list(interval.op.waits),
+                    },
+                }
+                for interval, start, stop in blocks
+            ]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about)}
+
+
+def _by_stream(intervals: Sequence[Interval]) -> list[Row]:
+    return _rows(intervals, lambda interval: interval.op.stream, lambda interval: (interval.start_ms, interval.end_ms))
+
+
+def _by_thread(intervals: Sequence[Interval]) -> list[Row]:
+    return _rows(
+        intervals, lambda interval: interval.thread, lambda interval: (interval.launch_ms, interval.launched_ms)
+    )
+
+
+def _rows(
+    intervals: Sequence[Interval],
+    name: Callable[[Interval], str],
+    span: Callable[[Interval], tuple[float, float]],
+) -> list[Row]:
+    rows: dict[str, list[tuple[Interval, float, float]]] = {}
+    for interval in intervals:
+        rows.setdefault(name(interval), []).append((interval, *span(interval)))
+    return list(rows.items())
+
+
+def _draw_block(axis: Axes, row: int, op: Op, start: float, stop: float, critical: Collection[str]) -> None:
+    if op.kind not in PHASES:
+        return
+    outlined = op.key in critical
+    axis.add_patch(
+        Rectangle(
+            (start, row - BLOCK_HEIGHT / 2),
+            stop - start,
+            BLOCK_HEIGHT,
+            facecolor=PHASES[op.kind][0],
+            edgecolor="black" if outlined else "#555555",
+            linewidth=1.8 if outlined else 0.4,
+            zorder=3 if outlined else 2,
+        )
+    )
+
+
+def _label_block(axis: Axes, row: int, op: Op, start: float, stop: float) -> None:
+    """Writes tower and phase, or the tower alone, or that upright: the first that fits."""
+    if op.kind not in PHASES:
+        return
+    colour, phase = PHASES[op.kind]
+    (left, bottom), (right, top) = axis.transData.transform(
+        [(start, row + BLOCK_HEIGHT / 2), (stop, row - BLOCK_HEIGHT / 2)]
+    )
+    name = (op.tower or phase) + (f" @{op.micro}" if op.micro else "")
+    for label, rotation in ((f"{name}\n{phase}" if op.tower else name, 0), (name, 0), (name, 90)):
+        text = axis.text((start + stop) / 2, row, label, rotation=rotation, color=_ink(colour), **LABEL)
+        extent = text.get_window_extent()
+        if extent.width <= right - left - PADDING and extent.height <= top - bottom - PADDING:
+            return
+        text.remove()
+
+
+def _ink(colour: str) -> str:
+    return "white" if colour in DARK else "black"
+
+
+def _legend(intervals: Sequence[Interval], critical: Collection[str]) -> list[Patch]:
+    kinds = {interval.op.kind for interval in intervals}
+    patches = [
+        Patch(facecolor=colour, edgecolor="#555555", linewidth=0.4, label=phase)
+        for kind, (colour, phase) in PHASES.items()
+        if kind in kinds
+    ]
+    if critical:
+        patches.append(Patch(facecolor="white", edgecolor="black", linewidth=1.8, label="critical path"))
+    return patches
