@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ PHASES: Mapping[str, tuple[str, str]] = {
 }
 """Colour and name of each phase that is drawn, in legend order: Okabe and Ito's palette, safe for the colour-blind."""
 DARK = {"#777777", "#0072b2", "#d55e00", "#009e73"}
-ROW_INCHES = 0.46
+ROW_INCHES = 0.58
 WIDTH_INCHES = 14.0
 BLOCK_HEIGHT = 0.84
+CRITICAL_WIDTH = 1.5
 PADDING = 4
 """Pixels around a label."""
 LABEL: Mapping[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5, "linespacing": 0.95, "zorder": 4}
@@ -38,42 +39,29 @@ Row = tuple[str, list[tuple[Interval, float, float]]]
 """A row's name, and its blocks with start and end in ms."""
 
 
-def draw_timeline(
-    intervals: Sequence[Interval], path: Path, *, title: str, subtitle: str, critical: Collection[str] = ()
-) -> None:
+def draw_timeline(intervals: Sequence[Interval], path: Path, *, title: str, critical: Collection[str] = ()) -> None:
     """Writes a PNG: streams above, host threads below, over one axis in milliseconds.
 
     Args:
         intervals: one step.
         path: the file.
-        title: first line.
-        subtitle: second line.
+        title: above it.
         critical: keys of the operations that are outlined as the critical path.
     """
     panels = {"streams": _by_stream(intervals), "host threads": _by_thread(intervals)}
     heights = [len(rows) for rows in panels.values()]
     figure = Figure(figsize=(WIDTH_INCHES, 1.9 + ROW_INCHES * sum(heights)), dpi=120, layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, gridspec_kw={"height_ratios": heights})
-    figure.suptitle(f"{title}\n{subtitle}", fontsize=11)
+    figure.suptitle(title, fontsize=10)
     axes[-1].set_xlabel("time from the step's start (ms)")
     figure.legend(handles=_legend(intervals, critical), loc="outside lower center", ncols=11, fontsize=8, frameon=False)
-    end = max(interval.end_ms for interval in intervals)
+    axes[0].set_xlim(0, 1.005 * max(max(interval.end_ms, interval.launched_ms) for interval in intervals))
     for axis, (name, rows) in zip(axes, panels.items(), strict=True):
-        axis.set_xlim(0, 1.005 * max(end, max(interval.launched_ms for interval in intervals)))
-        axis.set_ylim(len(rows) - 0.5, -0.5)
-        axis.set_yticks(range(len(rows)), [row for row, _ in rows], fontsize=9)
-        axis.set_ylabel(name)
-        axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        for position, (_, blocks) in enumerate(rows):
-            for interval, start, stop in blocks:
-                _draw_block(axis, position, interval.op, start, stop, critical)
-    figure.draw_without_rendering()  # the layout decides which labels fit
+        _draw_panel(axis, name, rows, critical)
+    figure.draw_without_rendering()  # which labels fit is known once everything has its place
     for axis, rows in zip(axes, panels.values(), strict=True):
-        for position, (_, blocks) in enumerate(rows):
-            for interval, start, stop in blocks:
-                _label_block(axis, position, interval.op, start, stop)
+        for position, op, start, stop in _blocks(rows):
+            _label_block(axis, position, op, start, stop)
     figure.savefig(path)
 
 
@@ -133,27 +121,38 @@ def _rows(
     return list(rows.items())
 
 
-def _draw_block(axis: Axes, row: int, op: Op, start: float, stop: float, critical: Collection[str]) -> None:
-    if op.kind not in PHASES:
-        return
-    outlined = op.key in critical
-    axis.add_patch(
-        Rectangle(
-            (start, row - BLOCK_HEIGHT / 2),
-            stop - start,
-            BLOCK_HEIGHT,
-            facecolor=PHASES[op.kind][0],
-            edgecolor="black" if outlined else "#555555",
-            linewidth=1.8 if outlined else 0.4,
-            zorder=3 if outlined else 2,
+def _blocks(rows: Sequence[Row]) -> Iterator[tuple[int, Op, float, float]]:
+    """Row position, operation, start and end of what is drawn."""
+    for position, (_, row) in enumerate(rows):
+        for interval, start, stop in row:
+            if interval.op.kind in PHASES:
+                yield position, interval.op, start, stop
+
+
+def _draw_panel(axis: Axes, name: str, rows: Sequence[Row], critical: Collection[str]) -> None:
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_yticks(range(len(rows)), [row for row, _ in rows], fontsize=9)
+    axis.set_ylabel(name)
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    for position, op, start, stop in _blocks(rows):
+        outlined = op.key in critical
+        axis.add_patch(
+            Rectangle(
+                (start, position - BLOCK_HEIGHT / 2),
+                stop - start,
+                BLOCK_HEIGHT,
+                facecolor=PHASES[op.kind][0],
+                edgecolor="black" if outlined else "#555555",
+                linewidth=CRITICAL_WIDTH if outlined else 0.4,
+                zorder=3 if outlined else 2,
+            )
         )
-    )
 
 
 def _label_block(axis: Axes, row: int, op: Op, start: float, stop: float) -> None:
     """Writes tower and phase, or the tower alone, or that upright: the first that fits."""
-    if op.kind not in PHASES:
-        return
     colour, phase = PHASES[op.kind]
     (left, bottom), (right, top) = axis.transData.transform(
         [(start, row + BLOCK_HEIGHT / 2), (stop, row - BLOCK_HEIGHT / 2)]
@@ -179,5 +178,5 @@ def _legend(intervals: Sequence[Interval], critical: Collection[str]) -> list[Pa
         if kind in kinds
     ]
     if critical:
-        patches.append(Patch(facecolor="white", edgecolor="black", linewidth=1.8, label="critical path"))
+        patches.append(Patch(facecolor="white", edgecolor="black", linewidth=CRITICAL_WIDTH, label="critical path"))
     return patches

@@ -103,7 +103,7 @@ class AuditReport:
     def _training_table(self) -> TextTable:
         rows = []
         for block, by_loss in self.norms.items():
-            reached = [f"{loss_name(loss)} {norm:.3g}" for loss, norm in by_loss.items()]
+            reached = [f"{_loss_label(loss, block)} {norm:.3g}" for loss, norm in by_loss.items()]
             state = "frozen" if block in self.frozen else "nothing"
             rows.append((block, ", ".join(reached) or state))
         if self.kept:
@@ -137,6 +137,12 @@ class AuditReport:
             "thread",
         )
         return TextTable("Early backward launches, host time from the step's start", header, rows)
+
+
+def _loss_label(loss: str, block: str) -> str:
+    if loss == MAIN_LOSS:
+        return "main loss"
+    return "own loss" if loss == block else f"loss of {loss}"
 
 
 def loss_name(loss: str) -> str:

@@ -315,7 +315,7 @@ class TextLog(RunLog):
 def test_the_startup_audit_logs_its_text() -> None:
     log, plan = TextLog(), make_plan()
     assert startup_audit(make_model(), plan, losses_of(plan), make_batch(), log).passed
-    assert "| first | the local loss of first " in log.texts["audit"]
+    assert "| first | own loss " in log.texts["audit"]
     assert "audit passed" in log.texts["audit"]
 
 

@@ -1,0 +1,68 @@
+"""A few training steps of a configuration, without a run folder: what the commands that look into a step share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from data.dataset import build_datasets
+from erase_rec.batch import Batch
+from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
+from erase_rec.config.load import LoadedConfig, load_config
+from erase_rec.distributed.world import World
+from erase_rec.protocols import LocalLoss
+from erase_rec.run_folder import RunFolder
+from erase_rec.schedule.measured_streams import MeasuredStreams
+from erase_rec.schedule.plan import Plan
+from erase_rec.schedule.streams import make_streams
+from erase_rec.trainer import Parts
+from models.ctr_model import build_local_losses
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """A model with initial weights and its training batches, one process; nothing is written.
+
+    Attributes:
+        loaded: the configuration.
+        machine: where it computes.
+        plan: what a step does.
+        losses: the local losses.
+        parts: model and step, among others.
+        streams: those that the step runs on.
+    """
+
+    loaded: LoadedConfig
+    machine: Machine
+    plan: Plan
+    losses: Mapping[str, LocalLoss]
+    parts: Parts
+    streams: MeasuredStreams
+
+    @classmethod
+    @contextmanager
+    def open(cls, config: str, overrides: Sequence[str]) -> Iterator[Self]:
+        """Loads the configuration and its data, and builds the model.
+
+        Raises:
+            UserError: the configuration or its data are not as they must be.
+        """
+        loaded = load_config(config, list(overrides), catalog=ContentCatalog())
+        machine = Machine.prepare(loaded.config)
+        world = World()
+        datasets = build_datasets(loaded.config)
+        plan = Plan.from_config(loaded.config)
+        streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
+        parts = build_parts(loaded.config, datasets, RunFolder(Path()), machine, world, streams)
+        yield cls(loaded, machine, plan, build_local_losses(loaded.config), parts, streams)
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """The first ``count`` batches of training on the model's device, from further epochs where one is short."""
+        loader = self.parts.train_loader
+        every = itertools.chain.from_iterable(loader.batches(epoch) for epoch in itertools.count())
+        for batch in itertools.islice(every, count):
+            yield batch.to(self.machine.device)

@@ -1,0 +1,57 @@
+"""``erase-rec timeline``: one measured training step as a Gantt chart, a trace, and its overlap in numbers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from erase_rec.errors import UserError
+
+
+def command(
+    config: Annotated[str, typer.Option("--config", help="A YAML file.")],
+    out: Annotated[Path, typer.Option(help="The chart, a PNG file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps; the last one is drawn.")] = 10,
+    trace: Annotated[Path | None, typer.Option(help="Also write a Chrome trace (JSON), which Perfetto opens.")] = None,
+) -> None:
+    """Draw one training step: streams and host threads over time, blocks by tower and phase."""
+    from rich.console import Console
+
+    from erase_rec.cli.short_run import ShortRun
+    from erase_rec.schedule.overlap import overlap_report
+    from erase_rec.schedule.program import program
+    from eval.timeline import chrome_trace, draw_timeline
+
+    if out.suffix.lower() != ".png":
+        raise UserError(f"--out: expected the name of a PNG file, found {out}; write --out {out.with_suffix('.png')}")
+    with ShortRun.open(config, overrides or []) as run:
+        for batch in run.batches(steps):
+            run.parts.step(batch)
+        intervals = run.streams.intervals()
+        report = overlap_report(intervals, program(run.plan))
+        settings = run.loaded.config.schedule
+        about = {
+            "config": run.loaded.name,
+            "preset": settings.preset,
+            "dispatch": f"{run.plan.dispatch} dispatch" if report.towers else "aggregate backward",
+            "batch": f"{batch.size:,} rows",
+            "step": f"step {steps}",
+            "device": run.machine.name(),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        }
+    title = f"One training step of {about['config']}: {', '.join(list(about.values())[1:])}"
+    try:
+        draw_timeline(intervals, out, title=title, critical=report.critical_path)
+        if trace is not None:
+            trace.write_text(json.dumps(chrome_trace(intervals, about)) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"timeline: cannot write {error.filename}: {error.strerror}") from error
+    console = Console(width=None if Console().is_terminal else 160)
+    for table in report.tables():
+        console.print(table.rich())
+    console.print(f"wrote {out}" + (f" and {trace}" if trace else ""), soft_wrap=True)
