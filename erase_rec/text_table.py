@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
+from rich.console import Console
 from rich.table import Table
+
+PLAIN_WIDTH = 160
+"""Columns where the output is no terminal, whose width rich would take to be 80."""
 
 
 @dataclass(frozen=True)
@@ -33,3 +38,8 @@ class TextTable:
         for row in self.rows:
             table.add_row(*row)
         return table
+
+
+def table_console() -> Console:
+    """A console for standard output that is wide enough for tables."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)

@@ -1,4 +1,7 @@
-"""A few training steps of a configuration, without a run folder: what the commands that look into a step share."""
+"""A few training steps of a configuration, without a run folder: what the commands that look into a step share.
+
+Both work under torchrun as well: ``torchrun --nproc-per-node 2 -m erase_rec audit --config ...``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
+
+import torch
 
 from data.dataset import build_datasets
 from erase_rec.batch import Batch
 from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import LoadedConfig, load_config
+from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.world import World
 from erase_rec.protocols import LocalLoss
 from erase_rec.run_folder import RunFolder
@@ -25,11 +32,12 @@ from models.ctr_model import build_local_losses
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A model with initial weights and its training batches, one process; nothing is written.
+    """A model with initial weights and its training batches; nothing is written.
 
     Attributes:
         loaded: the configuration.
-        machine: where it computes.
+        world: the ranks; one process without torchrun.
+        machine: where this rank computes.
         plan: what a step does.
         losses: the local losses.
         parts: model and step, among others.
@@ -37,6 +45,7 @@ class ShortRun:
     """
 
     loaded: LoadedConfig
+    world: World
     machine: Machine
     plan: Plan
     losses: Mapping[str, LocalLoss]
@@ -45,20 +54,23 @@ class ShortRun:
 
     @classmethod
     @contextmanager
-    def open(cls, config: str, overrides: Sequence[str]) -> Iterator[Self]:
-        """Loads the configuration and its data, and builds the model.
+    def open(cls, name: str, overrides: Sequence[str]) -> Iterator[Self]:
+        """Loads the configuration of that name and its data, and builds the model.
 
         Raises:
             UserError: the configuration or its data are not as they must be.
         """
-        loaded = load_config(config, list(overrides), catalog=ContentCatalog())
-        machine = Machine.prepare(loaded.config)
-        world = World()
-        datasets = build_datasets(loaded.config)
-        plan = Plan.from_config(loaded.config)
-        streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
-        parts = build_parts(loaded.config, datasets, RunFolder(Path()), machine, world, streams)
-        yield cls(loaded, machine, plan, build_local_losses(loaded.config), parts, streams)
+        loaded = load_config(name, list(overrides), catalog=ContentCatalog())
+        config = loaded.config
+        on_cuda = config.train.device != "cpu" and torch.cuda.is_available()
+        grouped = config.distributed.reduction is not None
+        with join_world(on_cuda=on_cuda, timeout_s=config.distributed.timeout_s, grouped=grouped) as world:
+            machine = Machine.prepare(config)
+            datasets = build_datasets(config, rank=world.rank, world_size=world.size)
+            plan = Plan.from_config(config, world.size)
+            streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
+            parts = build_parts(config, datasets, RunFolder(Path()), machine, world, streams)
+            yield cls(loaded, world, machine, plan, build_local_losses(config), parts, streams)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """The first ``count`` batches of training on the model's device, from further epochs where one is short."""
@@ -66,3 +78,13 @@ class ShortRun:
         every = itertools.chain.from_iterable(loader.batches(epoch) for epoch in itertools.count())
         for batch in itertools.islice(every, count):
             yield batch.to(self.machine.device)
+
+    def about(self) -> dict[str, str]:
+        """What a result is a result of."""
+        about = {
+            "config": self.loaded.name,
+            "preset": self.loaded.config.schedule.preset,
+            "device": self.machine.name(),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        }
+        return about | ({"ranks": f"{self.world.size} ranks"} if self.world.size > 1 else {})

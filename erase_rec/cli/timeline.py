@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +19,10 @@ def command(
     trace: Annotated[Path | None, typer.Option(help="Also write a Chrome trace (JSON), which Perfetto opens.")] = None,
 ) -> None:
     """Draw one training step: streams and host threads over time, blocks by tower and phase."""
-    from rich.console import Console
-
     from erase_rec.cli.short_run import ShortRun
     from erase_rec.schedule.overlap import overlap_report
     from erase_rec.schedule.program import program
+    from erase_rec.text_table import table_console
     from eval.timeline import chrome_trace, draw_timeline
 
     if out.suffix.lower() != ".png":
@@ -34,24 +32,19 @@ def command(
             run.parts.step(batch)
         intervals = run.streams.intervals()
         report = overlap_report(intervals, program(run.plan))
-        settings = run.loaded.config.schedule
-        about = {
-            "config": run.loaded.name,
-            "preset": settings.preset,
-            "dispatch": f"{run.plan.dispatch} dispatch" if report.towers else "aggregate backward",
-            "batch": f"{batch.size:,} rows",
-            "step": f"step {steps}",
-            "device": run.machine.name(),
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        }
-    title = f"One training step of {about['config']}: {', '.join(list(about.values())[1:])}"
+        how = f"{run.plan.dispatch} dispatch" if report.towers else "aggregate backward"
+        about = run.about() | {"dispatch": how, "step": f"step {steps}: {batch.size:,} rows"}
+        is_first = run.world.is_first
+    if not is_first:
+        return
+    title = f"One training step of {', '.join(about.values())}"
     try:
         draw_timeline(intervals, out, title=title, critical=report.critical_path)
         if trace is not None:
             trace.write_text(json.dumps(chrome_trace(intervals, about)) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"timeline: cannot write {error.filename}: {error.strerror}") from error
-    console = Console(width=None if Console().is_terminal else 160)
+    console = table_console()
     for table in report.tables():
         console.print(table.rich())
     console.print(f"wrote {out}" + (f" and {trace}" if trace else ""), soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from erase_rec.schedule.plan import MAIN_LOSS
@@ -168,6 +168,11 @@ def merge(reports: Sequence[AuditReport]) -> AuditReport:
         _united([report.findings for report in reports]),
         len(reports),
     )
+
+
+def of_ranks(reports: Sequence[AuditReport]) -> AuditReport:
+    """The first rank's report with every rank's findings."""
+    return replace(reports[0], findings=_united([report.findings for report in reports]))
 
 
 def _united(parts: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
