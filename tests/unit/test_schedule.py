@@ -1,4 +1,4 @@
-"""Exactness of every schedule, in float64 on the CPU, with the real towers."""
+"""Exactness of every schedule in one process: float64 on the CPU, with the real towers, against plain autograd."""
 
 from __future__ import annotations
 
@@ -7,185 +7,167 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from schedule_cases import (
+    KINDS,
+    NAMES,
+    TABLES,
+    assert_same,
+    make_batch,
+    make_config,
+    make_gradients,
+    make_model,
+    make_step,
+    plain_gradients,
+    refusals,
+    tower,
+    train,
+    train_plainly,
+)
 
-from erase_rec.batch import Batch, SparseBatch
-from erase_rec.config.schema import DenseOptimizerConfig, OverArchConfig, SparseOptimizerConfig
-from erase_rec.dense_optimizer import DenseOptimizer
-from erase_rec.finite import FiniteGuard
-from erase_rec.protocols import LocalLoss
-from erase_rec.schedule.gradients import GradientProgram, Gradients
-from erase_rec.schedule.plan import EmbeddingGradient, LossPlan, Plan, TowerPlan
-from erase_rec.schedule.program import program
-from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
-from erase_rec.schedule.streams import NullStreams, RecordingStreams
-from models.ctr_model import ColumnSelection, CTRModel, TowerBlock
-from models.embeddings.layout import Table
-from models.embeddings.torch_backend import TorchEmbeddings
-from models.local_losses import BCELoss
-from models.over_arch import OverArch
-from models.registry import component
+from erase_rec.config.schema import Config
 
-CPU = torch.device("cpu")
-TABLES = [Table(name, rows, 4, mean=False) for name, rows in (("a", 11), ("b", 7), ("c", 5))]
-DENSE = 3
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deep": ("mlp", {"hidden": (8,), "out_dim": 6}),
-    "dot": ("dot_interaction", {"bottom_hidden": (8,), "hidden": (8,), "out_dim": 6}),
-    "cross": ("dcn_v2", {"num_layers": 2, "rank": 3, "out_dim": 6}),
-    "mask": ("masknet", {"mask_hidden": 8, "hidden": (8,), "out_dim": 6}),
-    "attention": ("autoint", {"num_layers": 1, "num_heads": 2, "head_dim": 3, "out_dim": 6}),
-    "pairs": ("fm", {"out_dim": 6}),
-}
-MODES: tuple[EmbeddingGradient, ...] = ("main", "local", "both", "none")
+MODES = ("main", "local", "both", "none")
+EXACT = 1e-12
+"""Sums in another order differ in float64 by a few units in the last place, about 1e-16 each."""
+STEPS = [make_batch(seed, 10) for seed in range(5)]
 
 
-def make_model(logits: str = "additive") -> CTRModel:
-    torch.manual_seed(0)
-    embeddings = TorchEmbeddings(
-        TABLES, SparseOptimizerConfig(kind="sgd", lr=0.1), seed=1, device=CPU, dtype=torch.float64
-    )
-    towers = {}
-    for name, (kind, params) in KINDS.items():
-        cls = component("tower", kind)
-        tower = cls(cls.Config(**params), DENSE, [4, 4, 4])
-        towers[name] = TowerBlock(tower, ColumnSelection(range(DENSE), DENSE), ColumnSelection(range(12), 12))
-    over_arch = OverArch(OverArchConfig(hidden=(8,), logits=logits), [6] * len(KINDS))  # type: ignore[arg-type]
-    return CTRModel(embeddings, towers, over_arch).double()
-
-
-def make_batch(seed: int = 0, size: int = 9) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.cat([torch.randint(0, table.rows, (size,), generator=generator) for table in TABLES])
-    return Batch(
-        torch.randn(size, DENSE, generator=generator, dtype=torch.float64),
-        SparseBatch(values, torch.ones(3 * size, dtype=torch.int32), None, 3, single_valued=True),
-        torch.randint(0, 2, (size,), generator=generator).double(),
-        torch.arange(size),
-    )
-
-
-def make_plan(
-    detach: str, targets: str, mode: EmbeddingGradient, *, early: bool, losses: bool = True, own_streams: bool = True
-) -> Plan:
+def six_towers(detach: str, targets: str, **sections: Any) -> Config:
     """``detach``: all, some or none of the towers; ``targets``: own, joint or both kinds mixed."""
-    towers = []
-    for index, name in enumerate(KINDS):
-        cut = detach == "all" or (detach == "some" and index % 2 == 0)
-        target = ("own", "joint")[index % 2] if targets == "mixed" else targets
-        loss = LossPlan(0.5 + 0.25 * index, target) if losses or cut else None  # type: ignore[arg-type]
-        stream = f"tower:{name}" if own_streams else "main"
-        towers.append(TowerPlan(name, stream, cut, early and cut, loss))
-    return Plan(tuple(towers), mode)
-
-
-def local_losses(plan: Plan) -> dict[str, LocalLoss]:
-    return {tower.name: BCELoss(BCELoss.Config()) for tower in plan.towers if tower.loss}
-
-
-def run(model: CTRModel, plan: Plan, batch: Batch) -> Gradients:
-    return GradientProgram(model, plan, local_losses(plan), NullStreams(), device=CPU).gradients(batch)
-
-
-def reference(model: CTRModel, plan: Plan, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor | None]:
-    """Plain autograd of the same objective: one leaf per loss path, one backward, no schedule code."""
-    pooled = model.embeddings(batch.sparse).detach()
-    main_leaf = pooled.clone().requires_grad_()
-    local_leaf = pooled.clone().requires_grad_()
-    total = torch.zeros((), dtype=torch.float64)
-    from_main = {tower.name: model.tower(tower.name)(batch.dense, main_leaf) for tower in plan.towers}
-    from_local = {tower.name: model.tower(tower.name)(batch.dense, local_leaf) for tower in plan.towers}
-    for tower in plan.towers:
-        if tower.loss is None:
-            continue
-        logit = from_local[tower.name][1]
-        if tower.loss.target == "joint":
-            logit = logit + sum(other[1].detach() for name, other in from_local.items() if name != tower.name)
-        total = total + tower.loss.weight * binary_cross_entropy_with_logits(logit, batch.label)
-    outputs = [from_main[t.name][0].detach() if t.detach else from_main[t.name][0] for t in plan.towers]
-    logits = [from_main[t.name][1].detach() if t.detach else from_main[t.name][1] for t in plan.towers]
-    total = total + binary_cross_entropy_with_logits(model.over_arch(outputs, logits), batch.label)
-    named = {f"over_arch.{name}": parameter for name, parameter in model.over_arch.named_parameters()}
-    for tower in plan.towers:
-        block = model.tower(tower.name)
-        named |= {f"towers.{tower.name}.{name}": parameter for name, parameter in block.named_parameters()}
-    assert len(named) == len(list(model.parameters()))
-    *gradients, main, local = torch.autograd.grad(total, [*named.values(), main_leaf, local_leaf], allow_unused=True)
-    chosen = [
-        gradient
-        for gradient, modes in ((main, {"main", "both"}), (local, {"local", "both"}))
-        if gradient is not None and plan.embedding_gradient in modes
+    towers = [
+        tower(
+            name,
+            loss=0.5 + 0.25 * at,
+            target=("own", "joint")[at % 2] if targets == "mixed" else targets,
+            detach=detach == "all" or (detach == "some" and at % 2 == 0),
+        )
+        for at, name in enumerate(KINDS)
     ]
-    return dict(zip(named, gradients, strict=True)), sum(chosen[1:], chosen[0]) if chosen else None
+    return make_config(towers, **sections)
+
+
+TOPOLOGIES: dict[str, list[dict[str, Any]]] = {
+    "side by side": [tower(name, loss=1 + at, target=("own", "joint")[at % 2]) for at, name in enumerate(NAMES)],
+    "detached chain": [tower("deep"), tower("dot", "deep"), tower("cross", "dot", "deep", target="joint")],
+    "kept chain": [
+        tower("deep", detach=False, loss=None),
+        tower("dot", "deep", detach=False, loss=0.5),
+        tower("cross", "dot", detach=False, loss=None),
+        tower("mask"),
+    ],
+    "kept after detached": [
+        tower("deep"),
+        tower("cross", "deep", detach=False, loss=None),
+        tower("attention", "cross", "deep", detach=False, loss=2.0, target="joint"),
+    ],
+    "frozen": [
+        tower("deep", detach=False, loss=None, frozen=True),
+        tower("dot", loss=None, frozen=True),
+        tower("cross", "dot"),
+        tower("mask", "deep", "dot", detach=False, loss=None),
+    ],
+    "shared streams": [
+        tower("deep", stream="main"),
+        tower("dot", stream="both"),
+        tower("cross", "dot", stream="both", detach=False),
+        tower("pairs", stream="main", detach=False, loss=None),
+    ],
+}
 
 
 @pytest.mark.parametrize(
     ("detach", "targets", "mode", "early"),
     list(itertools.product(["all", "some", "none"], ["own", "joint", "mixed"], MODES, [True, False])),
 )
-def test_gradients_equal_plain_autograd(detach: str, targets: str, mode: EmbeddingGradient, early: bool) -> None:
-    """Every parameter and the pooled embeddings, every embedding_gradient mode, early or aggregate."""
-    model, batch = make_model(), make_batch()
-    plan = make_plan(detach, targets, mode, early=early)
-    found, (expected, expected_pooled) = run(model, plan, batch), reference(model, plan, batch)
-    assert found.parameters.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found.parameters[name], gradient, rtol=1e-8, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+def test_gradients_equal_plain_autograd(detach: str, targets: str, mode: str, early: bool) -> None:
+    config = six_towers(detach, targets, schedule={"early_backward": early, "embedding_gradient": mode})
+    model, batch = make_model(config), make_batch()
+    found, (expected, pooled) = make_gradients(model, config).gradients(batch), plain_gradients(model, config, batch)
+    assert_same(found.parameters, expected, EXACT)
+    assert_same({"pooled": found.pooled}, {"pooled": pooled}, EXACT)
+
+
+@pytest.mark.parametrize("towers", TOPOLOGIES.values(), ids=TOPOLOGIES.keys())
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("early", [True, False])
+def test_five_steps_equal_plain_training(towers: list[dict[str, Any]], mode: str, early: bool) -> None:
+    """Chains, frozen towers, shared streams; uneven micro-batches; one update a tower, and one for all."""
+    schedule = {"early_backward": early, "embedding_gradient": mode}
+    expected = train_plainly(make_config(towers, schedule=schedule), STEPS)
+    for micro_batches, optimizer in ((1, "per_tower"), (2, "end"), (3, "per_tower")):
+        config = make_config(
+            towers, schedule=schedule | {"optimizer": optimizer}, train={"steps": 1, "micro_batches": micro_batches}
         )
-    assert (found.pooled is None) == (expected_pooled is None)
-    if expected_pooled is not None:
-        torch.testing.assert_close(found.pooled, expected_pooled, rtol=1e-8, atol=1e-12)
+        assert mode in {"main", "local"} or refusals(config) == []
+        assert_same(train(config, STEPS), expected, EXACT)
 
 
 @pytest.mark.parametrize("targets", ["own", "joint", "mixed"])
 @pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
 def test_early_equals_aggregate_bitwise(targets: str, logits: str) -> None:
     """Launching a backward earlier changes no bit: each leaf's gradient is taken alone, summed in tower order."""
-    model, batch = make_model(logits), make_batch()
-    early = run(model, make_plan("all", targets, "both", early=True), batch)
-    late = run(model, make_plan("all", targets, "both", early=False), batch)
-    assert early.pooled is not None
-    assert late.pooled is not None
-    assert torch.equal(early.pooled, late.pooled)
-    for name, gradient in early.parameters.items():
-        other = late.parameters[name]
-        assert gradient is not None
-        assert other is not None
-        assert torch.equal(gradient, other), name
+    kinds = ({"early_backward": False}, {"dispatch": "blocking"}, {"dispatch": "non_blocking", "workers": 3})
+    late, *early = (
+        train(six_towers("all", targets, schedule=schedule, over_arch={"logits": logits}), STEPS) for schedule in kinds
+    )
+    for other in early:
+        assert_same(other, late, 0)
 
 
 def test_detaching_changes_the_gradients() -> None:
     """Negative control: the comparisons above can fail."""
-    model, batch = make_model(), make_batch()
-    cut = run(model, make_plan("all", "own", "both", early=True), batch)
-    whole = run(model, make_plan("none", "own", "both", early=False), batch)
-    assert cut.pooled is not None
-    assert whole.pooled is not None
-    assert not torch.allclose(cut.pooled, whole.pooled)
+    cut, whole = six_towers("all", "own"), six_towers("none", "own")
+    with pytest.raises(AssertionError, match=r"towers\.deep|tables\."):
+        assert_same(train(cut, STEPS), train_plainly(whole, STEPS), EXACT)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("clip", "optimizer"), [("global", "end"), ("per_tower", "end"), ("per_tower", "per_tower")])
+def test_clipping_equals_torch(early: bool, clip: str, optimizer: str) -> None:
+    """The norm over everything, or over each tower and the over-arch; plain SGD, on which a factor shows."""
+    sections = {"schedule": {"early_backward": early, "optimizer": optimizer}}
+    dense = {"kind": "sgd", "lr": 0.1}
+    clipped = six_towers(
+        "some", "mixed", optimizer={"dense": dense | {"clip": clip, "max_grad_norm": 0.05}}, **sections
+    )
+    free = six_towers("some", "mixed", optimizer={"dense": dense}, **sections)
+    found = train(clipped, STEPS)
+    assert_same(found, train_plainly(clipped, STEPS), EXACT)
+    with pytest.raises(AssertionError):
+        assert_same(found, train_plainly(free, STEPS), 1e-3)
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_each_table_is_updated_once_with_the_summed_gradient(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = make_model(), make_batch()
-    plan = make_plan("all", "own", "both", early=early)
-    ops = program(plan)
-    gradients = GradientProgram(model, plan, local_losses(plan), RecordingStreams(ops), device=CPU)
-    expected_pooled = gradients.gradients(batch).pooled
-    assert expected_pooled is not None
+    config, batch = six_towers("all", "own", schedule={"early_backward": early}), make_batch()
+    model = make_model(config)
+    gradients = make_gradients(model, config)
+    _, pooled = plain_gradients(model, config, batch)
+    assert pooled is not None
     expected = {name: weight.clone() for name, weight in model.embeddings.tables().items()}
     for position, table in enumerate(TABLES):
         ids = batch.sparse.values.reshape(3, -1)[position]
-        gradient = expected_pooled[:, 4 * position : 4 * position + 4]
-        expected[table.name].index_add_(0, ids, gradient, alpha=-0.1)
+        expected[table.name].index_add_(0, ids, pooled[:, 4 * position : 4 * position + 4], alpha=-0.1)
     calls = []
     update = model.embeddings.backward_and_update
     monkeypatch.setattr(
         model.embeddings, "backward_and_update", lambda pooled, gradient: (calls.append(1), update(pooled, gradient))
     )
-    optimizer = DenseOptimizer(DenseOptimizerConfig(), {DENSE_BLOCK: gradients.dense_parameters()})
-    ScheduledStep(gradients, optimizer, FiniteGuard(lambda ids: []))(batch)
+    make_step(config, gradients)(batch)
     assert len(calls) == 1
-    for name, weight in model.embeddings.tables().items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-10, atol=1e-14)
+    assert_same(model.embeddings.tables(), expected, EXACT)
+
+
+def test_a_frozen_tower_stays_as_it_is() -> None:
+    config = make_config(TOPOLOGIES["frozen"])
+    start, end = train(config, []), train(config, STEPS)
+    unchanged = {name for name in start if torch.equal(start[name], end[name])}
+    assert unchanged == {name for name in start if name.startswith(("towers.deep.", "towers.dot."))}
+
+
+def test_blocks_that_share_a_parameter_are_refused() -> None:
+    config = six_towers("all", "own")
+    model = make_model(config)
+    model.tower("pairs").head = model.tower("mask").head
+    with pytest.raises(ValueError, match=r"pairs and mask share the parameter towers\.pairs\.head"):
+        make_gradients(model, config)
