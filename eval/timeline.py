@@ -115,10 +115,20 @@ def _rows(
     name: Callable[[Interval], str],
     span: Callable[[Interval], tuple[float, float]],
 ) -> list[Row]:
-    rows: dict[str, list[tuple[Interval, float, float]]] = {}
-    for interval in intervals:
-        rows.setdefault(name(interval), []).append((interval, *span(interval)))
-    return list(rows.items())
+    """A row a name, or several where blocks of one name overlap: a CPU does not keep a stream's operations apart."""
+    lanes: dict[str, list[list[tuple[Interval, float, float]]]] = {}
+    for interval in sorted(intervals, key=span):
+        start, stop = span(interval)
+        of_name = lanes.setdefault(name(interval), [])
+        lane = next((lane for lane in of_name if lane[-1][2] <= start), None)
+        if lane is None:
+            of_name.append(lane := [])
+        lane.append((interval, start, stop))
+    return [
+        (f"{label} ({number})" if number > 1 else label, lane)
+        for label, of_name in lanes.items()
+        for number, lane in enumerate(of_name, start=1)
+    ]
 
 
 def _blocks(rows: Sequence[Row]) -> Iterator[tuple[int, Op, float, float]]:

@@ -82,3 +82,17 @@ def test_the_trace_names_tower_micro_batch_and_waits() -> None:
     events = chrome_trace(INTERVALS, {})["traceEvents"]
     backward = next(event for event in events if event["name"] == "early_backward:a@1")
     assert backward["args"] == {"tower": "a", "micro_batch": 1, "waits": ["forward:a"]}
+
+
+def test_blocks_of_one_stream_that_overlap_get_rows_of_their_own() -> None:
+    """As on a CPU, where a worker and the main thread may be at work for one stream."""
+    overlapping = (*INTERVALS, Interval(Op("forward", "tower:a", "a", micro=1), "MainThread", 6.0, 8.0, 2.0, 2.5))
+    events = chrome_trace(overlapping, {})["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["main", "tower:a", "tower:a (2)", "MainThread", "worker"]
+    rows: dict[tuple[int, int], float] = {}
+    for event in events:
+        if event["ph"] == "X":
+            row = event["pid"], event["tid"]
+            assert event["ts"] >= rows.get(row, 0.0)
+            rows[row] = event["ts"] + event["dur"]
