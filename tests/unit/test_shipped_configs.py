@@ -9,6 +9,7 @@ import pytest
 
 from erase_rec.cli.assembly import ContentCatalog
 from erase_rec.config import dump_config, load_config
+from erase_rec.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(ROOT.glob("configs/**/*.yaml"))
@@ -43,6 +44,31 @@ def test_exact_configuration_is_the_same_model_uncut() -> None:
     for mine, other in zip(exact.towers, erase.towers, strict=True):
         assert (mine.name, mine.kind, mine.params, mine.inputs) == (other.name, other.kind, other.params, other.inputs)
     assert exact.over_arch == erase.over_arch
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("chains/deep_mlp.yaml", 6), ("chains/transformer.yaml", 3)])
+def test_chains_are_blocks_that_read_the_one_before_each_with_its_own_loss(name: str, blocks: int) -> None:
+    towers = load_config(name, catalog=ContentCatalog()).config.towers
+    assert all(tower.detach and tower.loss and tower.loss.target == "own" for tower in towers)
+    assert [tower.inputs.towers for tower in towers[1:]] == [(tower.name,) for tower in towers[:-1]]
+    assert sum(tower.name.startswith("block") for tower in towers) == blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "key", "words"),
+    [
+        ("transformer", "towers.dense_token.params.out_dim=12", "towers.block1", "whole tokens of dim 16, found 12"),
+        ("transformer", "towers.block3.params.dim=15", "towers.block3", "whole tokens of dim 15, found 432 columns"),
+        ("deep_mlp", "towers.block2.detach=false", "towers.block3.inputs.towers", "reads 'block2', which is not"),
+        ("deep_mlp", "towers.block2.inputs.towers=[block3]", "towers.block2.inputs.towers", "'block3' comes after"),
+        ("deep_mlp", "towers.block2.frozen=true", "towers.block2.loss", "frozen and has a loss"),
+    ],
+)
+def test_a_chain_that_cannot_be_is_refused_with_its_place(name: str, override: str, key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(f"chains/{name}.yaml", [override], catalog=ContentCatalog())
+    place = rf"(\S*configs/chains/{name}\.yaml:\d+|override '{re.escape(override)}'): {re.escape(key)}: .*{words}"
+    assert any(re.match(place, problem) for problem in caught.value.problems), caught.value.problems
 
 
 @pytest.mark.parametrize(
