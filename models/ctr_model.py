@@ -71,7 +71,7 @@ class TowerBlock(nn.Module):
         self.tower = tower
         self.head = LogitHead(tower.out_dim)
         self.out_dim = tower.out_dim
-        self.inputs = tuple(inputs)
+        self.inputs: Sequence[str] = tuple(inputs)
         self.frozen = frozen
         self.requires_grad_(not frozen)
         self.train()
