@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,16 +28,16 @@ SMALL = [
 SIX = ("dense_mlp", "interaction", "cross", "deep", "mask", "attention")
 
 
-def call(cwd: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """``python -m erase_rec`` in a folder of its own."""
+def call(cwd: Path, *arguments: str, expect: int = 0, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    """``python -m erase_rec`` in a folder of its own, under torchrun with several ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     result = subprocess.run(
-        [sys.executable, "-m", "erase_rec", *arguments],
+        [sys.executable, *(torchrun if ranks > 1 else []), "-m", "erase_rec", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
-        env=os.environ | {"COLUMNS": "200"},
     )
     assert result.returncode == expect, result.stdout + result.stderr
     return result
@@ -87,6 +86,15 @@ def test_every_schedule_passes(changes: list[str]) -> None:
 def test_chains_pass(config: str) -> None:
     result = in_process("--config", config, "--steps", "1", *SMALL)
     assert result.exit_code == 0, result.output
+
+
+def test_ranks_audit_together_and_the_first_one_speaks(tmp_path: Path) -> None:
+    arguments = ("--steps", "1", "--json", "audit.json", *SMALL, "schedule.dispatch=non_blocking")
+    result = call(tmp_path, "audit", "--config", "ctr_erase.yaml", *arguments, ranks=2)
+    report = json.loads((tmp_path / "audit.json").read_text())
+    assert report["passed"] is True
+    assert report["ranks"] == "2 ranks"
+    assert result.stdout.count("audit passed") == 1
 
 
 def test_a_configuration_with_one_loss_removed_is_refused(tmp_path: Path) -> None:
