@@ -76,14 +76,21 @@ class OverlapReport:
     def scalars(self) -> dict[str, float]:
         """Run log tags."""
         return {
-            "overlap/hidden_share": self.hidden_share,
+            **({"overlap/hidden_share": self.hidden_share} if self.towers else {}),
             "overlap/overlap_share": self.overlap_share,
             "overlap/critical_path_ms": self.critical_path_ms,
             **{f"tower/{name}/backward_hidden_share": tower.hidden_share for name, tower in self.towers.items()},
         }
 
-    def tables(self) -> tuple[TextTable, TextTable]:
-        """Towers, and the step as a whole."""
+    def tables(self) -> list[TextTable]:
+        """Towers, where any has an early backward, and the step as a whole."""
+        return [self._tower_table(), self._step_table()] if self.towers else [self._step_table()]
+
+    def as_markdown(self) -> str:
+        """For TensorBoard."""
+        return "\n".join(table.markdown() for table in self.tables())
+
+    def _tower_table(self) -> TextTable:
         rows = tuple(
             (
                 name,
@@ -95,19 +102,18 @@ class OverlapReport:
             for name, tower in self.towers.items()
         )
         header = ("tower", "backward ms", "hidden", "measured beside (ms)", "may run beside, by the program")
-        whole = (
+        title = f"Early backward: {100 * self.hidden_share:.0f} % of its time hidden beside other work"
+        return TextTable(title, header, rows)
+
+    def _step_table(self) -> TextTable:
+        rows = (
             ("step", f"{self.step_ms:.3f} ms"),
-            ("critical path", f"{self.critical_path_ms:.3f} ms: {' > '.join(self.critical_path)}"),
+            ("critical path, by the program", f"{self.critical_path_ms:.3f} ms: {' > '.join(self.critical_path)}"),
             *((f"busy, stream {stream}", f"{busy:.3f} ms") for stream, busy in self.busy_ms.items()),
             ("any stream busy", f"{self.union_ms:.3f} ms"),
             ("overlap: 1 - that / sum of the streams", f"{100 * self.overlap_share:.0f} %"),
-            ("early backward hidden", f"{100 * self.hidden_share:.0f} %"),
         )
-        return TextTable("Early backward", header, rows), TextTable("One measured step", ("what", "time"), whole)
-
-    def as_markdown(self) -> str:
-        """For TensorBoard."""
-        return "\n".join(table.markdown() for table in self.tables())
+        return TextTable("One measured step", ("what", "time"), rows)
 
 
 def overlap_report(intervals: Sequence[Interval], ops: Sequence[Op]) -> OverlapReport:

@@ -113,7 +113,8 @@ def test_without_early_backward_the_report_still_describes_the_step() -> None:
     report = overlap_report(tuple(at(op, float(i), i + 1.0) for i, op in enumerate(ops)), ops)
     assert report.towers == {}
     assert report.critical_path_ms == 3
-    assert report.scalars()["overlap/hidden_share"] == 0
+    assert report.scalars() == {"overlap/overlap_share": 0, "overlap/critical_path_ms": 3}
+    assert [table.title for table in report.tables()] == ["One measured step"]
 
 
 def test_scalars_and_tables_name_every_early_tower() -> None:
