@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from erase_rec.batch import Batch
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
-from erase_rec.schedule.plan import OVER_ARCH, Plan, TowerPlan
+from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
 from erase_rec.schedule.program import Op, program
 from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
 from erase_rec.schedule.step_state import MicroState, StepState, total_of, whole
@@ -100,6 +100,7 @@ class GradientProgram:
         self._autocast_dtype = autocast_dtype
         self._programs: dict[int, tuple[Op, ...]] = {}
         self._towers = {tower.name: model.tower(tower.name) for tower in plan.towers}
+        self._late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
         self._states = TowerStates(tower.name for tower in plan.towers)
         self._run_op: dict[str, Handler] = {
             "lookup": self._lookup,
@@ -141,12 +142,14 @@ class GradientProgram:
         # Captures are the main thread's.
         dispatch = BlockingDispatch() if self._graphs.begin(batch.size) else self._dispatch
 
-        def forward() -> Tensor:
+        def forward() -> dict[str, Tensor]:
             self._launch(state, ops[:after_forward], handlers, dispatch)
-            return last.loss
+            return {MAIN_LOSS: last.loss} | {name: last.weighted_losses[name] for name in self._late_losses}
 
         try:
-            last.loss = self.reduction.forward(forward)
+            losses = self.reduction.forward(forward)
+            last.loss = losses.pop(MAIN_LOSS)
+            last.weighted_losses |= losses
             self._launch(state, ops[after_forward:], handlers, dispatch)
         except BaseException as error:
             for other in self._dispatch.drain():
@@ -328,7 +331,7 @@ class GradientProgram:
         for name in trained:
             self._states.advance(name, Phase.BACKWARD, op.micro)
         main = micro.loss if micro.share == 1 else micro.share * micro.loss
-        local = total_of([micro.weighted_losses[tower.name] for tower in rest if tower.loss is not None])
+        local = total_of([micro.weighted_losses[name] for name in self._late_losses])
         total = main if local is None else main + local
         leaves = [tower.name for tower in rest if micro.leaves[tower.name].requires_grad]
         chosen = {"both": total, "main": main, "local": local, "none": None}[self.plan.embedding_gradient]

@@ -134,8 +134,12 @@ class TowerGraphs:
         assert op.tower is not None
         graph = torch.cuda.CUDAGraph()
         pool = self._pools.setdefault((op.tower, op.micro), torch.cuda.graph_pool_handle())
+        # cuBLAS keeps one workspace a stream. Without a new one in each pool, graphs that were captured on one stream
+        # would write into the same workspace while they replay side by side.
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=pool, stream=self._stream):  # synchronises the host
             outputs = compute()
+        torch._C._cuda_clearCublasWorkspaces()
         return _Captured(graph, outputs)
 
 

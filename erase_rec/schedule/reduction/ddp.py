@@ -8,8 +8,10 @@ its module has returned. What follows from that (each is held by a test against 
   their ``.grad`` as it is, and reduces it. A gradient without that mark (``torch.autograd.grad``, a replayed capture)
   would never be reduced, without an error. The accumulators are made on the towers' streams: they stay on the stream
   of their making, and on the main stream every early gradient would make main wait for its tower.
-- *One DDP, FUP=False.* The reducer waits for a hook of every parameter, in the main backward. So the final loss touches
-  every parameter; early gradients are put into ``.grad`` without hooks and found there.
+- *One DDP, FUP=False.* The reducer waits for a hook of every parameter, in the main backward. So the final loss
+  touches every parameter; early gradients are taken without hooks and found in ``.grad``. The reducer holds aliases of
+  the early towers' parameters: with the parameters themselves, accumulators on the main stream would make it wait for
+  each early backward, and accumulators on the towers' streams would fill one bucket from several streams at once.
 - *One DDP a block.* Each early backward drives its own reducer, whose all-reduces start inside the model's forward.
 
 Gradients of micro-batches before the last add up in ``.grad`` without a reduction.
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from erase_rec.schedule.plan import MAIN, Plan
-from erase_rec.schedule.reduction.reduction import Blocks, Differentiate, Result
+from erase_rec.schedule.reduction.reduction import Blocks, Differentiate, Result, Tensors
 from erase_rec.schedule.streams import Streams
 
 
@@ -89,10 +91,12 @@ class _InPlace:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return list(found[: len(leaves)])
 
-    def _with_hooks(self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str]) -> list[Tensor | None]:
+    def _with_hooks(
+        self, loss: Tensor, leaves: Sequence[Tensor], parameters: Sequence[nn.Parameter]
+    ) -> list[Tensor | None]:
         for leaf in leaves:
             leaf.grad = None
-        torch.autograd.backward(loss, inputs=[*leaves, *self._parameters(blocks)])
+        torch.autograd.backward(loss, inputs=[*leaves, *parameters])
         return [leaf.grad for leaf in leaves]
 
 
@@ -109,22 +113,27 @@ class DdpReduction(_InPlace):
         """
         super().__init__(blocks)
         self._fup = plan.find_unused_parameters
+        early = [tower for tower in plan.towers if tower.early]
+        self._aliases: dict[str, list[nn.Parameter]] = {}
         accumulators = []
         if self._fup:
-            for tower in plan.towers:
-                if tower.early:
-                    with streams.current(tower.stream):
-                        accumulators += [_accumulator(parameter) for parameter in blocks[tower.name].values()]
+            for tower in early:
+                with streams.current(tower.stream):
+                    accumulators += [_accumulator(parameter) for parameter in blocks[tower.name].values()]
+        else:
+            self._aliases = {tower.name: [_alias(value) for value in blocks[tower.name].values()] for tower in early}
+        reduced = [self._aliases.get(block, parameters.values()) for block, parameters in blocks.items()]
+        self._reduced = [parameter for of_block in reduced for parameter in of_block]
         with streams.current(MAIN):
             self._ddp = DistributedDataParallel(
-                _Hooked(self._parameters(blocks)), find_unused_parameters=self._fup, static_graph=False
+                _Hooked(self._reduced), find_unused_parameters=self._fup, static_graph=False
             )
         del accumulators  # DDP holds them from here on
 
-    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+    def forward(self, run: Callable[[], Tensors]) -> Tensors:
         """Inside the wrapped forward."""
-        loss: Tensor = self._ddp(run)
-        return loss
+        losses: Tensors = self._ddp(run)
+        return losses
 
     def call(self, block: str, run: Callable[[], Result], *, last: bool) -> Result:
         """Runs it."""
@@ -135,11 +144,17 @@ class DdpReduction(_InPlace):
     ) -> list[Tensor | None]:
         """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
         if self._fup:
-            return self._with_hooks(loss, leaves, blocks)
+            return self._with_hooks(loss, leaves, self._parameters(blocks))
         if not last:
             return self._without_hooks(loss, leaves, blocks, grad)
-        touched = _touch(loss, self._parameters(self._blocks))
-        return self._with_hooks(touched, leaves, list(self._blocks))
+        for block, aliases in self._aliases.items():
+            for alias, parameter in zip(aliases, self._blocks[block].values(), strict=True):
+                alias.grad = parameter.grad
+        found = self._with_hooks(_touch(loss, self._reduced), leaves, self._reduced)
+        for block, aliases in self._aliases.items():
+            for alias, parameter in zip(aliases, self._blocks[block].values(), strict=True):
+                parameter.grad = alias.grad
+        return found
 
 
 class DdpPerTowerReduction(_InPlace):
@@ -154,7 +169,7 @@ class DdpPerTowerReduction(_InPlace):
             with streams.current(stream_of.get(block, MAIN)):
                 self._ddp[block] = DistributedDataParallel(_Hooked(parameters.values()), static_graph=False)
 
-    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+    def forward(self, run: Callable[[], Tensors]) -> Tensors:
         """Runs it."""
         return run()
 
@@ -169,12 +184,18 @@ class DdpPerTowerReduction(_InPlace):
         self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, grad: Differentiate, last: bool
     ) -> list[Tensor | None]:
         """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
-        return self._with_hooks(_touch(loss, self._parameters(blocks)), leaves, blocks)
+        parameters = self._parameters(blocks)
+        return self._with_hooks(_touch(loss, parameters), leaves, parameters)
 
 
 def _touch(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
     touched: Tensor = _TouchAll.apply(loss, *parameters)  # type: ignore[no-untyped-call]
     return touched
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter of its own over the same memory."""
+    return nn.Parameter(parameter.detach())
 
 
 def _accumulator(parameter: nn.Parameter) -> object:

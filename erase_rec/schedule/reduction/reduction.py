@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 Blocks = Mapping[str, Mapping[str, nn.Parameter]]
 """Trained parameters by block (a tower's name, ``over_arch``) and parameter name."""
+Tensors = dict[str, Tensor]
 Result = TypeVar("Result")
 Differentiate = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]]
 """(loss, inputs) -> the loss's gradient for each input, None where it does not reach; without hooks."""
@@ -26,8 +27,8 @@ class Reduction(Protocol):
         """Forgets the gradients of the step before."""
         ...
 
-    def forward(self, run: Callable[[], Tensor]) -> Tensor:
-        """Runs ``run``, which returns the last micro-batch's main loss; returns the loss to differentiate."""
+    def forward(self, run: Callable[[], Tensors]) -> Tensors:
+        """Runs ``run``, which returns the losses of the last micro-batch's aggregate backward; returns them too."""
         ...
 
     def call(self, block: str, run: Callable[[], Result], *, last: bool) -> Result:
@@ -76,7 +77,7 @@ class NoReduction:
         for gradients in self._gradients.values():
             gradients.clear()
 
-    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+    def forward(self, run: Callable[[], Tensors]) -> Tensors:
         """Runs it."""
         return run()
 
