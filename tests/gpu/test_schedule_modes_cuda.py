@@ -93,6 +93,16 @@ def test_steps_equal_the_aggregate(  # type: ignore[no-untyped-def]
         torch.testing.assert_close(found.model.dense_state()[name], value, rtol=1e-2, atol=2e-4, msg=name)
 
 
+@pytest.mark.parametrize("optimizer", ["end", "per_tower"])
+@pytest.mark.parametrize("reduction", REDUCTION)
+def test_exact_streams_equal_one_stream(world, datasets, batches, reduction: str, optimizer: str) -> None:  # type: ignore[no-untyped-def]
+    """Nothing detached, one backward that autograd runs on the towers' streams."""
+    plain = build(load("schedule.preset=exact"), datasets, world)
+    extra = [*REDUCTION[reduction], f"schedule.optimizer={optimizer}"]
+    found = build(load("schedule.preset=exact_streams", *extra), datasets, world)
+    torch.testing.assert_close(losses(found, batches, 30), losses(plain, batches, 30), rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("launch", ["graph", "graph_non_blocking"])
 def test_replays_read_and_write_nothing_stale(world, datasets, batches, launch: str) -> None:  # type: ignore[no-untyped-def]
     """Outputs of earlier steps stay as they were, and a short batch between replays changes nothing."""

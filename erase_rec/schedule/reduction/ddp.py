@@ -124,6 +124,9 @@ class DdpReduction(_InPlace):
             self._aliases = {tower.name: [_alias(value) for value in blocks[tower.name].values()] for tower in early}
         reduced = [self._aliases.get(block, parameters.values()) for block, parameters in blocks.items()]
         self._reduced = [parameter for of_block in reduced for parameter in of_block]
+        if any(tower.stream != MAIN and not tower.early for tower in plan.towers):
+            # One reducer fills its buckets on one stream, for which the aggregate backward's streams have to wait.
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         with streams.current(MAIN):
             self._ddp = DistributedDataParallel(
                 _Hooked(self._reduced), find_unused_parameters=self._fup, static_graph=False
