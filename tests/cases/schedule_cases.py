@@ -75,7 +75,7 @@ def refusals(config: Config) -> list[str]:
 
 
 def make_model(config: Config, dtype: torch.dtype = torch.float64, world: World | None = None) -> CTRModel:
-    """The model of ``config``, the same for every call; with tables that ranks replicate where ``world`` has several."""
+    """The model of ``config``, the same for every call; the ranks of a process group replicate its tables."""
     embeddings: Embeddings = TorchEmbeddings(TABLES, config.optimizer.sparse, seed=1, device=CPU, dtype=dtype)
     if world is not None and world.grouped:
         embeddings = ReplicatedTables(embeddings, world)
