@@ -12,6 +12,10 @@ from erase_rec.config.schema import Config, TowerConfig
 from erase_rec.errors import nearest
 
 
+RESERVED_NAMES = ("over_arch", "embeddings")
+"""Parts of every model that weights, losses and gradient norms list beside the towers."""
+
+
 def has_loss(tower: TowerConfig) -> bool:
     """Whether a local loss of the tower is part of the sum of losses."""
     return tower.loss is not None and tower.loss.weight > 0
@@ -42,6 +46,12 @@ def _repeated(config: Config) -> Iterator[Finding]:
         if tower.name in seen:
             yield Finding(("towers", position, "name"), f"{counts[tower.name]} towers are called {tower.name!r}")
         seen.add(tower.name)
+
+
+def _reserved(config: Config) -> Iterator[Finding]:
+    for position, tower in enumerate(config.towers):
+        if tower.name in RESERVED_NAMES:
+            yield Finding(("towers", position, "name"), f"a tower is called {tower.name!r}")
 
 
 def _stream_names(config: Config) -> Iterator[Finding]:
@@ -128,6 +138,12 @@ TOWER_RULES = (
         _frozen_with_loss,
     ),
     Rule("two towers of one name", "weights and metrics go by the name", "rename one", _repeated),
+    Rule(
+        "a tower called `over_arch` or `embeddings`",
+        "every model has a part of that name, and weights and metrics go by the name",
+        "rename the tower",
+        _reserved,
+    ),
     Rule(
         "a stream that is neither `own`, `main` nor a shared name, or that has the name of a tower elsewhere",
         "towers that share a stream name it alike, with letters, digits and underscores",

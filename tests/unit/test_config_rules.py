@@ -103,6 +103,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "no tower is detached",
     ),
     ("tower twice", {"towers": towers({"name": "a"}, {"name": "a"})}, "towers.1.name", "2 towers are called 'a'"),
+    ("reserved name", {"towers": towers({"name": "over_arch"})}, "towers.0.name", "a tower is called 'over_arch'"),
     ("stream name", {"towers": towers({"stream": "a b"})}, "towers.0.stream", "'a b'"),
     ("stream case", {"towers": towers({"stream": "Main"})}, "towers.0.stream", "did you mean 'main'?"),
     ("stream of tower", {"towers": towers({}, {"stream": "t0"})}, "towers.1.stream", "runs on 'own'"),
