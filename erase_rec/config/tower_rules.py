@@ -11,7 +11,6 @@ from erase_rec.config.rules import Finding, Rule
 from erase_rec.config.schema import Config, TowerConfig
 from erase_rec.errors import nearest
 
-
 RESERVED_NAMES = ("over_arch", "embeddings")
 """Parts of every model that weights, losses and gradient norms list beside the towers."""
 
