@@ -23,7 +23,7 @@ from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.program import program
 from erase_rec.schedule.reduction.build import make_reduction
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
-from erase_rec.schedule.streams import NullStreams, RecordingStreams, Streams
+from erase_rec.schedule.streams import RecordingStreams, Streams
 from models.ctr_model import CTRModel, build_local_losses, build_model
 from models.embeddings.layout import Table
 from models.embeddings.torch_backend import TorchEmbeddings
@@ -112,7 +112,7 @@ def make_gradients(
     """The gradient program of ``config`` as the command line builds it; on recording streams unless given."""
     world = world or World()
     plan = Plan.from_config(config, world.size)
-    streams = streams or (RecordingStreams(program(plan)) if plan.micro_batches == 1 else NullStreams())
+    streams = streams or RecordingStreams(program(plan))
     blocks = trained_blocks(model, plan)
     reduction = make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib)
     return GradientProgram(model, plan, losses or build_local_losses(config), streams, device=CPU, reduction=reduction)
