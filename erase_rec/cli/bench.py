@@ -42,7 +42,7 @@ class ArmResult:
         import numpy as np
 
         slow, middle, fast = (float(np.quantile(times, share)) for share in (0.1, 0.5, 0.9))
-        return cls(preset, batch, slow, middle, fast, 1000 * batch / middle, _ratio_interval(first, times))
+        return cls(preset, batch, slow, middle, fast, 1000 * batch / middle, speed_interval(first, times))
 
 
 def command(
@@ -73,16 +73,16 @@ def command(
     ]
     machine = Machine.prepare(configs[0])
     datasets = build_datasets(configs[0])
-    batches = _resident(datasets.train.batches(0), configs[0].train.local_batch_size, machine.device)
+    batches = resident_batches(datasets.train.batches(0), configs[0].train.local_batch_size, machine.device)
     arms = [build_parts(each, datasets, RunFolder(Path()), machine, World()).step for each in configs]
     for arm in arms:
-        _turn(arm, batches, max(steps, 10))
+        timed_turn(arm, batches, max(steps, 10))
     step_ms = np.empty((len(arms), rounds))
     for turn in range(rounds):
         order = range(len(arms)) if turn % 2 == 0 else reversed(range(len(arms)))
         for index in order:
-            _turn(arms[index], batches, 2)
-            step_ms[index, turn] = _turn(arms[index], batches, steps)
+            timed_turn(arms[index], batches, 2)
+            step_ms[index, turn] = timed_turn(arms[index], batches, steps)
     batch_size = configs[0].train.local_batch_size
     results = [ArmResult.of(name, batch_size, step_ms[0], times) for name, times in zip(names, step_ms, strict=True)]
     table = Table("preset", "batch", "step ms p10", "p50", "p90", "QPS p50", f"speed / {names[0]} (95 %)")
@@ -102,7 +102,7 @@ def command(
         out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _resident(batches: Iterator[Batch], size: int, device: torch.device, count: int = 8) -> list[Batch]:
+def resident_batches(batches: Iterator[Batch], size: int, device: torch.device, count: int = 8) -> list[Batch]:
     """The first full batches, on the device.
 
     Raises:
@@ -114,7 +114,7 @@ def _resident(batches: Iterator[Batch], size: int, device: torch.device, count: 
     return full
 
 
-def _turn(step: TrainStep, batches: list[Batch], count: int) -> float:
+def timed_turn(step: TrainStep, batches: list[Batch], count: int) -> float:
     """Mean step time of ``count`` steps in ms; device events on CUDA, host clock on the CPU."""
     from erase_rec.throughput import StepTimer, clock_for
 
@@ -127,7 +127,7 @@ def _turn(step: TrainStep, batches: list[Batch], count: int) -> float:
     return timer.total().step_ms
 
 
-def _ratio_interval(reference: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float, float]:
+def speed_interval(reference: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float, float]:
     """Speed relative to the reference: mean of paired log-ratios and its 95 % bootstrap interval over rounds."""
     import numpy as np
 
