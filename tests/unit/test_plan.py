@@ -1,35 +1,36 @@
-"""A plan's program: who waits for whom, proven on recording streams."""
+"""A plan's program: who waits for whom, and what does not, proven on recording streams without a device."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from schedule_cases import make_config, refusals, tower
+from schedule_strategies import configurations
 
-from erase_rec.schedule.plan import MAIN, LossPlan, Plan, TowerPlan
-from erase_rec.schedule.program import Op, program
+from erase_rec.schedule.plan import MAIN, Plan, TowerPlan
+from erase_rec.schedule.program import Op, guaranteed_order, program
 from erase_rec.schedule.streams import RecordingStreams
 
-NAMES = ("a", "b", "c")
+COLLECTIVE = {"lookup", "over_arch", "backward", "reduce", "table_update"}
+"""Operations that ask the process group for something, under one reduction or another."""
 
 
-def make_plan(
-    targets: tuple[str | None, ...],
-    *,
-    detach: bool = True,
-    early: bool = True,
-    streams: tuple[str, ...] = ("tower:a", "tower:b", "tower:c"),
-) -> Plan:
-    return Plan(
-        tuple(
-            TowerPlan(name, stream, detach, early, None if target is None else LossPlan(1.0, target))  # type: ignore[arg-type]
-            for name, stream, target in zip(NAMES, streams, targets, strict=True)
-        ),
-        "both",
-    )
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans of legal configurations."""
+    config = draw(configurations(consistent=True))
+    assume(refusals(config) == [])
+    return Plan.from_config(config)
 
 
-def record(ops: tuple[Op, ...]) -> RecordingStreams:
+def record(ops: Sequence[Op]) -> RecordingStreams:
+    """Launches every operation in order; a wait for what is not launched yet raises."""
     streams = RecordingStreams(ops)
     streams.begin()
     for op in ops:
@@ -38,69 +39,163 @@ def record(ops: tuple[Op, ...]) -> RecordingStreams:
     return streams
 
 
-@pytest.mark.parametrize("targets", list(itertools.product(["own", "joint"], repeat=3)))
-@pytest.mark.parametrize(
-    "streams",
-    [("tower:a", "tower:b", "tower:c"), ("shared", "shared", "tower:c"), (MAIN, "tower:b", "tower:c"), (MAIN,) * 3],
-)
-def test_every_reader_waits_for_what_it_reads(targets: tuple[str, ...], streams: tuple[str, ...]) -> None:
-    log = record(program(make_plan(targets, streams=streams)))
-    for name, target in zip(NAMES, targets, strict=True):
-        assert log.happens_before("lookup", f"forward:{name}")
-        assert log.happens_before(f"forward:{name}", f"early_backward:{name}")
-        assert log.happens_before(f"forward:{name}", "over_arch")
-        assert log.happens_before(f"local_loss:{name}", "check")
-        assert log.happens_before(f"early_backward:{name}", "update")
-        if target == "joint":
-            for other in NAMES:
-                assert log.happens_before(f"forward:{other}", f"early_backward:{name}")
-    assert log.happens_before("backward", "update")
+def keys(kind: Any, towers: Iterable[TowerPlan], micro: int = 0) -> set[str]:
+    return {Op(kind, tower=tower.name, micro=micro).key for tower in towers}
 
 
-@pytest.mark.parametrize("target", ["own", "joint"])
-def test_main_does_not_wait_for_an_early_backward_before_its_own(target: str) -> None:
-    log = record(program(make_plan((target,) * 3)))
-    for name in NAMES:
-        assert not log.happens_before(f"early_backward:{name}", "over_arch")
-        assert not log.happens_before(f"early_backward:{name}", "backward")
+def early_keys(plan: Plan) -> set[str]:
+    early = [entry for entry in plan.towers if entry.early]
+    return {key for micro in range(plan.micro_batches) for key in keys("early_backward", early, micro)}
 
 
-def test_a_tower_on_its_own_target_depends_on_no_other_tower() -> None:
-    log = record(program(make_plan(("own",) * 3)))
-    for name, other in itertools.permutations(NAMES, 2):
-        assert not log.happens_before(f"forward:{other}", f"early_backward:{name}")
-        assert not log.happens_before(f"early_backward:{other}", f"forward:{name}")
+PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 
 
-def test_the_joint_target_adds_the_logit_join_and_no_other_dependence() -> None:
-    log = record(program(make_plan(("joint",) * 3)))
-    for name, other in itertools.permutations(NAMES, 2):
-        assert not log.happens_before(f"early_backward:{other}", f"early_backward:{name}")
+@PROPERTY
+@given(plan=plans())
+def test_forward_part_waits_for_what_it_reads_and_for_nothing_else(plan: Plan) -> None:
+    """Chains add their edges, the joint target one join of the logits; the over-arch waits for forwards only."""
+    ops = {op.key: op for op in program(plan)}
+    assert len(ops) == len(program(plan)), "keys are unique"
+    joint = [entry for entry in plan.towers if entry.loss and entry.loss.target == "joint"]
+    for micro in range(plan.micro_batches):
+        forwards = keys("forward", plan.towers, micro)
+        join = Op("logit_join", micro=micro).key
+        assert set(ops[Op("over_arch", micro=micro).key].waits) == forwards
+        assert (join in ops) == bool(joint)
+        if joint:
+            assert set(ops[join].waits) == forwards
+        for entry in plan.towers:
+            (forward,), (loss,), (early,) = (
+                keys(kind, [entry], micro) for kind in ("forward", "local_loss", "early_backward")
+            )
+            reads = [plan.tower(name) for name in entry.inputs]
+            assert set(ops[forward].waits) == {"lookup"} | keys("forward", reads, micro)
+            assert (loss in ops) == (entry.loss is not None)
+            if entry.loss is not None:
+                assert set(ops[loss].waits) == ({forward, join} if entry in joint else {forward})
+            assert (early in ops) == entry.early
+            if entry.early:
+                assert set(ops[early].waits) == {loss}
+
+
+@PROPERTY
+@given(plan=plans())
+def test_updates_come_after_every_gradient_that_they_use(plan: Plan) -> None:
+    log = record(program(plan))
+    aggregate = {Op("backward", micro=micro).key for micro in range(plan.micro_batches)}
+    for entry in plan.trained():
+        update = f"update:{entry.name}" if plan.optimizer == "per_tower" else "update"
+        of_tower = {key for key in early_keys(plan) if key.split("@")[0] == f"early_backward:{entry.name}"}
+        for gradient in of_tower if entry.early else aggregate:
+            assert log.happens_before(gradient, update)
+            if plan.reduction == "bucket":
+                assert log.happens_before(gradient, f"reduce:{entry.name}")
+        if plan.reduction == "bucket":
+            assert log.happens_before(f"reduce:{entry.name}", update)
+        if plan.reduction == "ddp":
+            assert all(log.happens_before(gradient, update) for gradient in aggregate), "its reducer runs there"
+    for gradient in aggregate | early_keys(plan):
+        assert log.happens_before(gradient, "table_update")
+    for gradient in aggregate:
+        assert log.happens_before(gradient, "update")
+    if plan.reduction == "bucket":
+        assert log.happens_before("reduce", "update")
+
+
+@PROPERTY
+@given(plan=plans())
+def test_no_update_comes_before_every_loss_is_checked(plan: Plan) -> None:
+    """On the host's order of launch: a loss that is not finite stops every update of the step."""
+    order = [op.key for op in program(plan)]
+    log = record(program(plan))
+    for micro in range(plan.micro_batches):
+        assert log.happens_before(Op("over_arch", micro=micro).key, "check")
+        for key in keys("local_loss", [entry for entry in plan.towers if entry.loss], micro):
+            assert log.happens_before(key, "check")
+    assert all(order.index("check") < order.index(key) for key in order if "update" in key)
+
+
+@PROPERTY
+@given(plan=plans())
+def test_main_thread_issues_collectives_and_joins_what_it_waits_for(plan: Plan) -> None:
+    joined: set[str] = set()
+    by_worker: set[str] = set()
+    ops = program(plan)
+    for op in ops:
+        joined |= set(op.joins)
+        assert set(op.joins) <= by_worker
+        if op.worker:
+            assert op.kind == "early_backward"
+            assert op.worker <= plan.workers
+            assert not op.joins
+            by_worker.add(op.key)
+        else:
+            assert not (set(op.waits) & by_worker) - joined
+        assert not (op.kind in COLLECTIVE and op.worker)
+    assert by_worker == (early_keys(plan) if plan.dispatch == "non_blocking" else set())
+    assert joined == by_worker, "an error of any worker is met within the step"
+    before_over_arch = itertools.takewhile(lambda op: op.kind != "over_arch", ops)
+    assert not any(op.joins for op in before_over_arch), "forwards are launched whatever the workers' pace"
+
+
+@PROPERTY
+@given(plan=plans())
+def test_main_waits_for_no_early_backward_before_its_own(plan: Plan) -> None:
+    """Of a tower that shares its stream with nobody; but for the one reducer of `ddp`, which reads every gradient."""
+    log = record(program(plan))
+    last = plan.micro_batches - 1
+    streams = [entry.stream for entry in plan.towers] + [MAIN]
+    alone = [entry for entry in plan.towers if entry.early and streams.count(entry.stream) == 1]
+    for early in keys("early_backward", alone, last):
+        assert not log.happens_before(early, Op("over_arch", micro=last).key)
+        assert log.happens_before(early, Op("backward", micro=last).key) == (plan.reduction == "ddp")
+
+
+@PROPERTY
+@given(plan=plans())
+def test_an_own_target_depends_on_no_other_tower_but_by_a_chain(plan: Plan) -> None:
+    log = record(program(plan))
+    streams = [entry.stream for entry in plan.towers] + [MAIN]
+    upstream: dict[str, set[str]] = {}
+    for entry in plan.towers:
+        upstream[entry.name] = {entry.name, *entry.inputs}.union(*(upstream[name] for name in entry.inputs))
+        alone = all(streams.count(plan.tower(name).stream) == 1 for name in upstream[entry.name])
+        if not alone or not entry.early or entry.loss is None or entry.loss.target == "joint":
+            continue
+        others = [other for other in plan.towers if other.name not in upstream[entry.name]]
+        for key in keys("forward", others) | keys("early_backward", [other for other in others if other.early]):
+            assert not log.happens_before(key, f"early_backward:{entry.name}")
+        assert not log.happens_before("over_arch", f"early_backward:{entry.name}")
+
+
+def test_the_joint_target_depends_on_the_others_forward_alone() -> None:
+    log = record(program(three_towers()))
+    for name, other in itertools.product(("dot", "cross"), ("deep", "dot", "cross")):
+        assert log.happens_before(f"forward:{other}", f"early_backward:{name}")
+        assert name == other or not log.happens_before(f"early_backward:{other}", f"local_loss:{name}")
         assert not log.happens_before("over_arch", f"early_backward:{name}")
 
 
-def test_dropping_a_wait_is_seen() -> None:
-    """Negative control: the checks above can fail."""
-    ops = program(make_plan(("own",) * 3))
-    broken = tuple(Op(op.kind, op.stream, op.tower, () if op.kind == "over_arch" else op.waits) for op in ops)
-    assert not record(broken).happens_before("forward:b", "over_arch")
+def three_towers(**schedule: Any) -> Plan:
+    towers = [tower("deep"), tower("dot", target="joint"), tower("cross", target="joint")]
+    return Plan.from_config(make_config(towers, schedule=schedule))
 
 
 def test_launch_order_of_early_backwards() -> None:
     """Own targets launch right after their forward; joint ones after the join, before the over-arch."""
-    keys = [op.key for op in program(make_plan(("own", "joint", "joint")))]
-    assert keys == [
+    assert [op.key for op in program(three_towers())] == [
         "lookup",
-        "forward:a",
-        "local_loss:a",
-        "early_backward:a",
-        "forward:b",
-        "forward:c",
+        "forward:deep",
+        "local_loss:deep",
+        "early_backward:deep",
+        "forward:dot",
+        "forward:cross",
         "logit_join",
-        "local_loss:b",
-        "early_backward:b",
-        "local_loss:c",
-        "early_backward:c",
+        "local_loss:dot",
+        "early_backward:dot",
+        "local_loss:cross",
+        "early_backward:cross",
         "over_arch",
         "check",
         "backward",
@@ -110,16 +205,57 @@ def test_launch_order_of_early_backwards() -> None:
     ]
 
 
+def test_a_tower_is_reduced_and_updated_where_its_gradient_is_ready() -> None:
+    """Blocking: its reduction right after its backward. Non-blocking: once the over-arch is launched."""
+    plan = replace(three_towers(optimizer="per_tower"), reduction="bucket")
+    order = [op.key for op in program(plan)]
+    assert order.index("reduce:deep") == order.index("early_backward:deep") + 1
+    assert {op.stream for op in program(plan) if op.tower == "deep"} == {"tower:deep"}
+    assert order.index("update:cross") < order.index("backward")
+    by_worker = [op.key for op in program(replace(plan, dispatch="non_blocking"))]
+    assert by_worker.index("reduce:deep") > by_worker.index("over_arch")
+
+
 def test_without_early_backward_there_is_one_backward() -> None:
-    keys = [op.key for op in program(make_plan((None,) * 3, detach=False, early=False))]
-    assert [key for key in keys if "backward" in key] == ["backward"]
-    assert "logit_join" not in keys
+    plan = three_towers(early_backward=False)
+    assert [op.key for op in program(plan) if "backward" in op.kind] == ["backward"]
+
+
+def test_workers_take_turns() -> None:
+    ops = program(three_towers(dispatch="non_blocking", workers=2))
+    assert {op.tower: op.worker for op in ops if op.worker} == {"deep": 1, "dot": 2, "cross": 1}
+
+
+def test_a_program_that_lacks_a_wait_is_seen() -> None:
+    """Negative control: the order that the properties ask for is made by the waits."""
+    ops = program(three_towers())
+    broken = [replace(op, waits=()) if op.kind in {"logit_join", "over_arch"} else op for op in ops]
+    assert not record(broken).happens_before("forward:dot", "over_arch")
+
+
+def test_streams_order_what_one_thread_launches_and_joins_order_what_workers_did() -> None:
+    ops = [
+        Op("forward", "s", "a"),
+        Op("early_backward", "s", "a", worker=1),
+        Op("early_backward", "s", "b", worker=2),
+        Op("forward", "s", "c"),
+        Op("join", "s", joins=("early_backward:a",)),
+        Op("end", "other", waits=("join",)),
+    ]
+    before = guaranteed_order(ops)
+    assert before["early_backward:b"] == {"forward:a"}, "two workers on one stream: either may come first"
+    assert before["forward:c"] == {"forward:a"}, "main does not know how far a worker is"
+    assert before["join"] == {"forward:a", "early_backward:a", "forward:c"}
+    assert before["end"] == before["join"] | {"join"}
 
 
 def test_a_wait_for_what_is_not_launched_is_refused() -> None:
     """On a device such a wait would be void: an event that is not recorded yet holds nobody up."""
-    ops = program(make_plan(("own",) * 3))
+    ops = program(three_towers())
     streams = RecordingStreams(ops)
-    local_loss = next(op for op in ops if op.key == "local_loss:c")
-    with pytest.raises(RuntimeError, match="forward:c, which nobody has launched"), streams.run(local_loss):
+    local_loss = next(op for op in ops if op.key == "local_loss:cross")
+    with (
+        pytest.raises(RuntimeError, match="forward:cross, logit_join, which nobody has launched"),
+        streams.run(local_loss),
+    ):
         pass
