@@ -79,6 +79,11 @@ class Datasets:
                 f"warning: every training label is {self.train.base_rate:.0f}, so NE and AUC are undefined; "
                 "check data.label"
             )
+        if self.train.dropped_rows:
+            lines.append(
+                f"{self.train.dropped_rows} of the training rows, others in each epoch, are left out: every rank takes "
+                "as many rows in every step"
+            )
         if self.num_clipped:
             lines.append(f"{self.num_clipped:,} dense values were clipped to float32's finite range")
         return lines
@@ -112,6 +117,8 @@ def build_datasets(
             f"data.train: no rows to train on ({table.num_rows} rows read, {int(reserved.sum())} of them held out); "
             "give more rows or a smaller data.eval_fraction"
         )
+    if (num_train := int((~reserved).sum())) < world_size:
+        raise DataError(f"data.train: {num_train} rows cannot be shared by {world_size} ranks; start fewer ranks")
     eval_source = _eval_source(config)
     if eval_source is not None:
         evaluation = _eval_loader(config, _encode(config, eval_source, features), None, share)
@@ -244,6 +251,7 @@ def _train_loader(config: Config, table: EncodedTable, rows: IntArray, share: _S
         workers=config.data.workers,
         rank=share.rank,
         world_size=share.world_size,
+        equal=True,
         pin=share.pin,
     )
 

@@ -21,10 +21,13 @@ class Loader:
 
     Step s of an epoch takes the next ``local_batch_size * world_size`` rows of the epoch's order; rank r takes the r-th
     part of them. The last step has what is left, cut as evenly as can be: every row once an epoch, and as many steps
-    on every rank, though with fewer rows left than ranks a rank's last batch is empty.
+    on every rank, though with fewer rows left than ranks a rank's last batch is empty. Or it is cut into ``equal``
+    parts, as training needs, where a mean over ranks is to be the mean over rows: the few rows over are dropped.
 
     Attributes:
         num_rows: rows over all ranks.
+        dropped_rows: how many of them no rank takes in an epoch; fewer than ranks.
+        global_batch_size: rows of a full step over all ranks.
         base_rate: share of positive labels over all ranks; nan without rows.
     """
 
@@ -38,6 +41,7 @@ class Loader:
         workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        equal: bool = False,
         pin: bool = False,
     ) -> None:
         """Makes no batch yet.
@@ -50,19 +54,21 @@ class Loader:
             workers: threads that assemble batches ahead; the batches do not depend on it. 0: none.
             rank: this process's rank.
             world_size: number of ranks.
+            equal: give every rank as many rows in the last step, too.
             pin: put batches into page-locked memory; needs CUDA.
         """
         assert 0 <= rank < world_size
         self._table, self._rows = table, rows
         self._shuffle_seed, self._workers, self._pin = shuffle_seed, workers, pin
-        self._global_batch_size = local_batch_size * world_size
         self._rank, self._world_size = rank, world_size
         self.num_rows = len(rows)
+        self.global_batch_size = local_batch_size * world_size
+        self.dropped_rows = self.num_rows % self.global_batch_size % world_size if equal else 0
         self.base_rate = float(table.label[rows].mean()) if len(rows) else float("nan")
 
     def steps_per_epoch(self) -> int:
         """Batches an epoch on each rank; the last may be short."""
-        return -(-self.num_rows // self._global_batch_size)
+        return -(-(self.num_rows - self.dropped_rows) // self.global_batch_size)
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``start_step`` on. An abandoned iterator stops its threads when closed."""
@@ -95,7 +101,8 @@ class Loader:
         return self._table.count_unseen(self._rows)
 
     def _assemble(self, order: IntArray, step: int) -> Batch:
-        rows = order[step * self._global_batch_size : (step + 1) * self._global_batch_size]
+        end = min((step + 1) * self.global_batch_size, self.num_rows - self.dropped_rows)
+        rows = order[step * self.global_batch_size : end]
         start, stop = (len(rows) * rank // self._world_size for rank in (self._rank, self._rank + 1))
         batch = gather(self._table, rows[start:stop])
         return batch.pin_memory() if self._pin else batch

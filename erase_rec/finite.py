@@ -30,9 +30,9 @@ class FiniteGuard:
     """Checks the losses of each step.
 
     On the CPU the check is made before the optimizer and parameters stay untouched. On CUDA reading a value in
-    every step would stall the launches, so the flags are copied asynchronously and read one step later, before that
-    step's update. :meth:`drain` reads them at once; call it before anything is saved or evaluated and at the end of
-    training. So at most one poisoned update is made in memory, and none is kept.
+    every step would stall the launches, so :meth:`check` copies the flags asynchronously and :meth:`drain` reads them:
+    call it at the start of a step, before its first collective, and before anything is saved or evaluated. So at most
+    one poisoned update is made in memory, and none is kept.
 
     Attributes:
         step: number of the step that :meth:`check` is called for next; set it when a run is resumed.
@@ -46,7 +46,7 @@ class FiniteGuard:
         """
         self.step = 0
         self._locate = locate
-        self._pending: _Pending | None = None
+        self._pending: list[_Pending] = []
 
     def check(self, losses: Mapping[str, Tensor], row_ids: Tensor) -> None:
         """Checks scalar losses of the current step and advances :attr:`step`.
@@ -56,28 +56,27 @@ class FiniteGuard:
             row_ids: int64 [B] on the host, the batch's rows.
 
         Raises:
-            NonFiniteLossError: one is not finite (on CUDA: of the step before).
+            NonFiniteLossError: one is not finite (on the CPU; on CUDA :meth:`drain` raises it).
         """
         finite = torch.isfinite(torch.stack([loss.detach().float() for loss in losses.values()]))
         step, self.step = self.step, self.step + 1
         if finite.device.type != "cuda":
             self._raise_unless(finite, step, tuple(losses), row_ids)
             return
-        self.drain()
         host = torch.empty(finite.shape, dtype=torch.bool, pin_memory=True)
         host.copy_(finite, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._pending = _Pending(step, tuple(losses), host, row_ids, event)
+        self._pending.append(_Pending(step, tuple(losses), host, row_ids, event))
 
     def drain(self) -> None:
         """Reads what is still under way. Synchronises the host on CUDA.
 
         Raises:
-            NonFiniteLossError: as :meth:`check`.
+            NonFiniteLossError: a loss of a step since the last call was not finite.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        while self._pending:
+            pending = self._pending.pop(0)
             pending.event.synchronize()  # host synchronisation: one step behind the launches
             self._raise_unless(pending.finite, pending.step, pending.names, pending.row_ids)
 

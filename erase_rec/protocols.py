@@ -62,7 +62,7 @@ class TowerBlock(Protocol):
     """Earlier towers whose outputs it reads."""
 
     def __call__(self, dense: Tensor, pooled: Tensor, outputs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
-        """Output [B, out_dim] and local logit [B] from dense [B, N], pooled embeddings [B, E] and other towers' outputs.
+        """Output [B, out_dim] and local logit [B] from dense [B, N], pooled [B, E] and other towers' outputs.
 
         ``outputs`` are those of ``inputs``, in that order, already cut where they are to be.
         """
@@ -117,6 +117,10 @@ class BatchLoader(Protocol):
 
     num_rows: int
     """Rows of the split over all ranks."""
+    dropped_rows: int
+    """How many of them no rank takes in an epoch, so that all ranks take as many."""
+    global_batch_size: int
+    """Rows of a full step over all ranks."""
     base_rate: float
     """Share of positive labels over all ranks."""
 
@@ -161,7 +165,11 @@ class Evaluator(Protocol):
         batches: Iterable[Batch],
         keep_scores: bool = False,
     ) -> EvalResult:
-        """Runs ``score`` over ``batches`` and pools all rows; batch size does not change the result."""
+        """Runs ``score`` over this rank's ``batches`` and pools the rows of all ranks; collective.
+
+        Neither batch size nor ranks change which rows count. Every rank returns the result, and the first one the
+        scores, too.
+        """
         ...
 
 
@@ -173,15 +181,18 @@ class ProgressiveMetrics(Protocol):
         ...
 
     def window(self) -> dict[str, float]:
-        """``train/ne``, ``train/base_rate``, ``tower/<name>/ne`` since the last call. Synchronises the host."""
+        """``train/ne``, ``train/base_rate``, ``tower/<name>/ne`` of all ranks since the last call; collective.
+
+        Synchronises the host.
+        """
         ...
 
     def lifetime(self) -> dict[str, float]:
-        """The same tags over the whole run. Synchronises the host."""
+        """The same tags over the whole run; collective. Synchronises the host."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Sums, for the checkpoint."""
+        """Sums, for the checkpoint that the first rank writes; collective."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -56,9 +56,10 @@ class ThroughputSummary(_Section):
     qps_mean: Value = math.nan
     steps: int = 0
     global_batch_size: int
+    ranks: int = 1
 
     @classmethod
-    def of(cls, throughput: Throughput, global_batch_size: int) -> Self:
+    def of(cls, throughput: Throughput, global_batch_size: int, ranks: int) -> Self:
         """From the step timer's total."""
         return cls(
             qps_p10=throughput.qps_p10,
@@ -67,6 +68,7 @@ class ThroughputSummary(_Section):
             qps_mean=throughput.qps_mean,
             steps=throughput.steps,
             global_batch_size=global_batch_size,
+            ranks=ranks,
         )
 
 
@@ -131,6 +133,7 @@ class Summary(_Section):
             f"QPS mean {_number(speed.qps_mean, ',.0f')}, p10 {_number(speed.qps_p10, ',.0f')}, "
             f"p50 {_number(speed.qps_p50, ',.0f')}, p90 {_number(speed.qps_p90, ',.0f')} "
             f"over {speed.steps:,} steps of {speed.global_batch_size:,} rows"
+            f"{f' on {speed.ranks} ranks' if speed.ranks > 1 else ''}"
         )
         return table
 

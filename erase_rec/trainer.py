@@ -13,37 +13,26 @@ from torch import Tensor
 from erase_rec import checkpoint
 from erase_rec.batch import Batch, Scores
 from erase_rec.best_metric import BestMetric
-from erase_rec.config.schema import Config, TrainConfig
+from erase_rec.config.schema import Config
 from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.distributed.replicas import ReplicaGuard
+from erase_rec.distributed.world import World
 from erase_rec.early_stopping import EarlyStopping
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
 from erase_rec.health import health_warnings
 from erase_rec.lr_schedule import LRSchedule
+from erase_rec.position import Position, planned_steps
 from erase_rec.progress import Progress
 from erase_rec.protocols import BatchLoader, CTRModel, EvalResult, Evaluator, ProgressiveMetrics, TrainStep
+from erase_rec.random_state import RandomState
 from erase_rec.run_log import RunLog, eval_scalars
 from erase_rec.throughput import StepTimer, clock_for
 
+METRICS = "metrics/"
+"""What the names of the progressive metrics' sums start with in checkpoints."""
 BEST_METRIC = "eval.ne"
 """What marks the best checkpoint where early stopping watches nothing else."""
-
-
-@dataclass
-class Position:
-    """How far training has come.
-
-    Attributes:
-        step: finished steps.
-        epoch: running epoch, from 0.
-        epoch_step: finished steps of it.
-        rows: rows trained on.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    epoch_step: int = 0
-    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +40,7 @@ class Parts:
     """What a training run is made of, built by the command line."""
 
     config: Config
+    world: World
     model: CTRModel
     step: TrainStep
     optimizer: DenseOptimizer
@@ -60,13 +50,22 @@ class Parts:
     eval_loader: BatchLoader | None
     evaluator: Evaluator
     metrics: ProgressiveMetrics
+    replicas: ReplicaGuard
     checkpoints: checkpoint.CheckpointManager
     data_fingerprint: str
 
 
 @dataclass
 class Trainer:
-    """Runs the loop. Everything that a resumed run needs to go on bit for bit is in its checkpoints."""
+    """Runs the loop, on every rank alike. What a resumed run needs to go on bit for bit is in its checkpoints.
+
+    Attributes:
+        parts: what it trains.
+        log: what it logs to; the first rank alone writes.
+        progress: what it shows progress on, likewise.
+        position: where it starts, and where it is.
+        last_eval: the newest evaluation of this process.
+    """
 
     parts: Parts
     log: RunLog
@@ -84,7 +83,7 @@ class Trainer:
                 "train.early_stopping and optimizer.lr_schedule.kind: plateau need held-out rows; "
                 "name them with data.eval=PATH or data.eval_fraction=0.1"
             )
-        self.total_steps = planned_steps(train, self.parts.train_loader)
+        self.total_steps = planned_steps(train, self.parts.train_loader, self.position)
         self._lr_schedule = LRSchedule(config.optimizer.lr_schedule, self.total_steps)
         self._early_stopping = EarlyStopping(train.early_stopping) if train.early_stopping else None
         self._best = BestMetric(train.early_stopping.metric if train.early_stopping else BEST_METRIC)
@@ -92,12 +91,19 @@ class Trainer:
         self.timer = StepTimer(clock_for(self._device), train.warmup_qps_steps)
         self._said: set[str] = set()
         self._stop = False
+        self._random = RandomState(self.parts.world, self._device)
         self._evaluated_step = self._saved_step = -1
 
     def resume(self, path: Path) -> None:
-        """Continues from the checkpoint at ``path``."""
+        """Continues from the checkpoint at ``path``, whose position the trainer was made with.
+
+        Raises:
+            UserError: it lies inside an epoch of another number of ranks.
+        """
         state = checkpoint.read_state(path)
-        tensors = self._tensors()
+        ranks = state.get("ranks", 1)
+        self._require_boundary(path, ranks)
+        tensors = self._tensors() | self._random.empty(ranks)
         checkpoint.load(path, tensors)
         # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
         self.parts.model.embeddings.load_optimizer_state(
@@ -106,7 +112,8 @@ class Trainer:
                 for table, entries in self.parts.model.embeddings.optimizer_state().items()
             }
         )
-        self.position = Position(**state["position"])
+        metrics = {name.removeprefix(METRICS): value for name, value in tensors.items() if name.startswith(METRICS)}
+        self.parts.metrics.load_state_dict(metrics)
         self._lr_schedule.load_state_dict(state["lr_schedule"])
         self._best.load_state_dict(state["best"])
         if self._early_stopping is not None and state["early_stopping"] is not None:
@@ -115,7 +122,17 @@ class Trainer:
         self._evaluated_step = state["evaluated_step"]
         self._saved_step = self.position.step
         self.parts.guard.step = self.position.step
-        checkpoint.restore_rng(self._rng, self._device)
+        self._random.restore(tensors, ranks)
+
+    def _require_boundary(self, path: Path, ranks: int) -> None:
+        """Refuses to go on inside an epoch whose first steps took rows that other shares would give again."""
+        here, position = self.parts.world.size, self.position
+        if ranks != here and position.epoch_step:
+            raise UserError(
+                f"--resume: {path} lies inside epoch {position.epoch + 1} of {ranks} rank(s), after step "
+                f"{position.epoch_step} of it, and cannot be continued by {here}: start {ranks} with torchrun "
+                f"--nproc-per-node {ranks}; only a checkpoint at the end of an epoch fits any number of ranks"
+            )
 
     def fit(self) -> Literal["completed", "stopped_early"]:
         """Trains to the end.
@@ -124,6 +141,8 @@ class Trainer:
             ``completed`` or ``stopped_early``.
         """
         loader, position = self.parts.train_loader, self.position
+        if self.parts.world.size > 1:
+            self.parts.replicas.check(position.step)
         while not self._finished():
             batches = loader.batches(position.epoch, position.epoch_step)
             self.timer.resume()
@@ -147,7 +166,8 @@ class Trainer:
         return self._stop or self.position.step >= self.total_steps
 
     def _train_on(self, batch: Batch) -> None:
-        config, position = self.parts.config, self.position
+        config, position, size = self.parts.config, self.position, self.parts.world.size
+        self.parts.world.collectives.step = position.step
         factor = self._lr_schedule.factor(position.step)
         self.parts.optimizer.set_lr(config.optimizer.dense.lr * factor)
         self.parts.model.embeddings.set_lr(config.optimizer.sparse.lr * factor)
@@ -157,9 +177,11 @@ class Trainer:
         self.parts.metrics.update(output, batch.label)
         position.step += 1
         position.epoch_step += 1
-        position.rows += batch.size
-        self.timer.step(batch.size)
+        position.rows += batch.size * size
+        self.timer.step(batch.size * size)
         self.progress.advance(position.step)
+        if self.parts.replicas.is_due(position.step):
+            self._compare_replicas()
         if logged:
             self._log(factor, output.grad_norms)
         # Evaluation comes first: what it changes (early stopping, plateau, best) belongs into this step's checkpoint.
@@ -167,6 +189,12 @@ class Trainer:
             self._evaluate()
         if config.train.checkpoint_every_steps and position.step % config.train.checkpoint_every_steps == 0:
             self._save()
+
+    def _compare_replicas(self) -> None:
+        self.timer.pause()
+        self.parts.guard.drain()
+        self.parts.replicas.check(self.position.step)
+        self.timer.resume()
 
     def _is_due(self, every_steps: int | None) -> bool:
         """Whether this step ends a period of ``every_steps``, or an epoch where that is None."""
@@ -248,8 +276,11 @@ class Trainer:
             "early_stopping": self._early_stopping.state_dict() if self._early_stopping else None,
             "evaluated_step": self._evaluated_step,
             "data_fingerprint": self.parts.data_fingerprint,
+            "ranks": self.parts.world.size,
         }
-        self.parts.checkpoints.save(self.position.step, self._tensors(), state, is_best=is_best)
+        tensors = self._tensors() | self._random.tensors()
+        if self.parts.world.is_first:
+            self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
         self._saved_step = self.position.step
         self.timer.resume()
 
@@ -261,8 +292,7 @@ class Trainer:
         return position
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the run by a name that depends on no schedule and no backend."""
-        self._rng = checkpoint.rng_state(self._device)
+        """Every tensor of the run but the generators', by a name that depends on no schedule, backend or rank."""
         embeddings = self.parts.model.embeddings
         return served_tensors(self.parts.model) | {
             **{
@@ -271,8 +301,7 @@ class Trainer:
                 for name, value in entries.items()
             },
             **{f"optimizer/{name}": value for name, value in self.parts.optimizer.state().items()},
-            **{f"metrics/{name}": value for name, value in self.parts.metrics.state_dict().items()},
-            **{f"rng/{name}": value for name, value in self._rng.items()},
+            **{f"{METRICS}{name}": value for name, value in self.parts.metrics.state_dict().items()},
         }
 
 
@@ -280,15 +309,3 @@ def served_tensors(model: CTRModel) -> dict[str, Tensor]:
     """Tensors that predictions depend on, by checkpoint name; share storage with the model."""
     tensors = {f"model/{name}": value for name, value in model.dense_state().items()}
     return tensors | {f"tables/{name}": value for name, value in model.embeddings.tables().items()}
-
-
-def planned_steps(train: TrainConfig, loader: BatchLoader) -> int:
-    """Steps that ``train`` asks for; ``samples`` ends with the batch that reaches them."""
-    if train.steps is not None:
-        return train.steps
-    a_epoch = loader.steps_per_epoch()
-    if train.epochs is not None:
-        return train.epochs * a_epoch
-    assert train.samples is not None
-    epochs, rest = divmod(train.samples, loader.num_rows)
-    return epochs * a_epoch + -(-rest // train.local_batch_size)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from erase_rec.batch import Batch, Scores
+from erase_rec.distributed.world import World
 from erase_rec.protocols import EvalResult
 from eval.metrics import ClickSums, click_sums
 from eval.registry import ROW_METRICS, SUM_METRICS
@@ -22,16 +25,27 @@ FIXED_METRICS = ("ne", "auc", "logloss", "calibration", "base_rate")
 """Metrics with a field of their own in :class:`erase_rec.protocols.EvalResult`."""
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Scored rows on the host."""
+
+    logits: Tensor  # [1 + T, n], the model's and the towers'
+    label: Tensor  # [n]
+    row_ids: Tensor  # int64 [n]
+
+
 class PooledEvaluator:
     """Implements :class:`erase_rec.protocols.Evaluator`.
 
-    Rows are kept on the host in the order of the batches: 4 bytes a row for each of the model and the towers (8
-    where logits are float64), so nothing depends on the batch size beyond the logits themselves.
+    Rows are kept on the host: 4 bytes a row for each of the model and the towers (8 where logits are float64). The
+    first rank computes the metrics over the rows of all ranks, in the order of their ids, so that nothing depends on
+    batch size and ranks beyond the logits themselves.
     """
 
-    def __init__(self, towers: Sequence[str]) -> None:
-        """Evaluates the model and ``towers``, in this order."""
+    def __init__(self, towers: Sequence[str], world: World) -> None:
+        """Evaluates the model and ``towers``, in this order, on the rows of all ranks of ``world``."""
         self._towers = tuple(towers)
+        self._world = world
         self._warned = False
 
     def evaluate(
@@ -40,39 +54,69 @@ class PooledEvaluator:
         batches: Iterable[Batch],
         keep_scores: bool = False,
     ) -> EvalResult:
-        """Scores ``batches`` and pools all rows. Synchronises the host once a batch.
+        """Scores ``batches`` and pools the rows of all ranks. Synchronises the host once a batch.
 
         Args:
             score: logits of a batch, which it moves to the model's device itself.
-            batches: held-out rows; none at all gives 0 rows and nan.
-            keep_scores: also return the table of rows, see :func:`score_table`.
+            batches: this rank's held-out rows; none at all on any rank gives 0 rows and nan.
+            keep_scores: also return the table of rows on the first rank, see :func:`score_table`.
         """
-        logits, label, row_ids = self._collect(score, batches)
-        values = [_metrics(logit, label) for logit in logits]
+        rows = self._pool(self._collect(score, batches))
+        result = self._world.broadcast_object("evaluation", None if rows is None else self._result(rows))
+        assert result is not None
+        if keep_scores and rows is not None:
+            return replace(result, scores=score_table(rows, self._towers))
+        return result
+
+    def _result(self, rows: _Rows) -> EvalResult:
+        values = [_metrics(logit, rows.label) for logit in rows.logits]
         model = values[0]
-        self._warn_undefined(model["ne"], model["auc"], label)
+        self._warn_undefined(model["ne"], model["auc"], rows.label)
         return EvalResult(
             **{name: model[name] for name in FIXED_METRICS},
-            rows=label.numel(),
+            rows=rows.label.numel(),
             towers={
                 tower: {name: tower_values[name] for name in TOWER_METRICS}
                 for tower, tower_values in zip(self._towers, values[1:], strict=True)
             },
             extra={name: value for name, value in model.items() if name not in FIXED_METRICS},
-            scores=score_table(row_ids, label, logits, self._towers) if keep_scores else None,
         )
 
-    def _collect(self, score: Callable[[Batch], Scores], batches: Iterable[Batch]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [1 + T, n], labels [n] and row ids [n] of all batches, on the host."""
+    def _collect(self, score: Callable[[Batch], Scores], batches: Iterable[Batch]) -> _Rows:
+        """This rank's rows."""
         logits, labels, row_ids = [torch.empty(1 + len(self._towers), 0)], [torch.empty(0)], [torch.empty(0).long()]
         for batch in batches:
+            if batch.size == 0:
+                continue  # of a step with fewer rows than ranks
             scores = score(batch)
             stacked = torch.stack([scores.logit, *(scores.tower_logits[name] for name in self._towers)])
             stacked = stacked if stacked.dtype == torch.float64 else stacked.float()
             logits.append(stacked.detach().cpu())  # host synchronisation: one copy a batch
             labels.append(batch.label.cpu())
             row_ids.append(batch.row_ids)
-        return torch.cat(logits, dim=1), torch.cat(labels), torch.cat(row_ids)
+        return _Rows(torch.cat(logits, dim=1), torch.cat(labels), torch.cat(row_ids))
+
+    def _pool(self, own: _Rows) -> _Rows | None:
+        """The rows of all ranks in the order of their ids, on the first rank."""
+        world = self._world
+        if world.size == 1:
+            return own
+        # A rank without rows does not know the logits' type.
+        counts, dtypes = zip(
+            *world.gather_objects("evaluation.rows", (own.label.numel(), own.logits.dtype)), strict=True
+        )
+        logits = own.logits.double() if torch.float64 in dtypes else own.logits
+        columns = {"logits": logits, "label": own.label, "row_ids": own.row_ids}
+        room = max(counts) - own.label.numel()
+        joined = []
+        for name, column in columns.items():
+            parts = world.gather_to_first(f"evaluation.{name}", pad(column, (0, room)))
+            if parts is not None:
+                joined.append(torch.cat([part[..., :rows] for part, rows in zip(parts, counts, strict=True)], dim=-1))
+        if not joined:
+            return None
+        order = joined[-1].argsort()
+        return _Rows(*(column[..., order] for column in joined))
 
     def _warn_undefined(self, ne: float, auc: float, label: Tensor) -> None:
         if self._warned or not (math.isnan(ne) or math.isnan(auc)):
@@ -86,26 +130,20 @@ class PooledEvaluator:
         )
 
 
-def score_table(row_ids: Tensor, label: Tensor, logits: Tensor, towers: Sequence[str]) -> pa.Table:
-    """Rows as written to ``scores.parquet``.
-
-    Args:
-        row_ids: int64 [n].
-        label: [n].
-        logits: [1 + T, n], the model's and the towers'.
-        towers: names of the T towers.
+def score_table(rows: _Rows, towers: Sequence[str]) -> pa.Table:
+    """Rows as written to ``scores.parquet``, with the names of the towers.
 
     Returns:
         Columns ``row_id``, ``label`` (int8), ``prediction`` (float64, so that different float32 logits remain
         different and rank alike), ``logit``, and ``tower_<name>``, the towers' logits.
     """
     columns = {
-        "row_id": row_ids,
-        "label": label.to(torch.int8),
-        "prediction": logits[0].double().sigmoid(),
-        "logit": logits[0],
+        "row_id": rows.row_ids,
+        "label": rows.label.to(torch.int8),
+        "prediction": rows.logits[0].double().sigmoid(),
+        "logit": rows.logits[0],
     }
-    columns |= {f"tower_{name}": logit for name, logit in zip(towers, logits[1:], strict=True)}
+    columns |= {f"tower_{name}": logit for name, logit in zip(towers, rows.logits[1:], strict=True)}
     return pa.table({name: column.numpy() for name, column in columns.items()})
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,9 @@ from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.schema import Config
 from erase_rec.config.types import Params
 from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.distributed.launch import join_world
+from erase_rec.distributed.replicas import ReplicaGuard
+from erase_rec.distributed.replicated_tables import ReplicatedTables
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
@@ -90,6 +95,21 @@ class Machine:
         return f"CPU, {torch.get_num_threads()} threads"
 
 
+@contextmanager
+def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:
+    """This process among the ranks that ``config`` asks for, and where it computes, until the block ends.
+
+    Raises:
+        UserError: see :func:`erase_rec.distributed.launch.join_world` and :meth:`Machine.prepare`.
+    """
+    on_cuda = config.train.device != "cpu" and torch.cuda.is_available()
+    grouped = config.distributed.reduction is not None
+    with join_world(on_cuda=on_cuda, timeout_s=config.distributed.timeout_s, grouped=grouped) as world:
+        if not world.is_first:
+            logging.disable(logging.WARNING)  # the first rank speaks for all; errors are no log records
+        yield world, Machine.prepare(config)
+
+
 def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
     """Evaluation forward of ``model`` for batches in host memory, in the precision of training."""
 
@@ -113,8 +133,10 @@ def build_parts(
     streams: Streams | None = None,
 ) -> Parts:
     """Everything that the trainer needs, with initial weights; ``streams``: those of the plan, in a wrapper."""
-    torch.manual_seed(config.seed)  # dropout; initial weights have generators of their own
+    torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
     embeddings = build_embeddings(config, datasets.table_rows, machine.device)
+    if world.size > 1:
+        embeddings = ReplicatedTables(embeddings, world)
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
     streams = streams or make_streams(plan.streams(), machine.device)
@@ -134,6 +156,7 @@ def build_parts(
     names = model.tower_names()
     return Parts(
         config=config,
+        world=world,
         model=model,
         step=ScheduledStep(gradients, optimizer, guard, config.optimizer.dense.max_grad_norm),
         optimizer=optimizer,
@@ -141,8 +164,9 @@ def build_parts(
         score=scorer(model, machine),
         train_loader=datasets.train,
         eval_loader=datasets.eval,
-        evaluator=PooledEvaluator(names),
-        metrics=ProgressiveEvaluation(names, machine.device),
+        evaluator=PooledEvaluator(names, world),
+        metrics=ProgressiveEvaluation(names, machine.device, world),
+        replicas=ReplicaGuard(world, model, config.distributed.check_every),
         checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints),
         data_fingerprint=datasets.fingerprint,
     )

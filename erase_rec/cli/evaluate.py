@@ -31,7 +31,7 @@ def command(
 
     from data.dataset import build_eval, load_features, unseen_remarks, unseen_shares
     from erase_rec.checkpoint import load
-    from erase_rec.cli.assembly import ContentCatalog, Machine, scorer
+    from erase_rec.cli.assembly import ContentCatalog, join_ranks, scorer
     from erase_rec.config.load import load_config
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import EvalSummary, TowerSummary, metrics_table, summarize_eval
@@ -48,18 +48,21 @@ def command(
 
     folder = RunFolder.of_checkpoint(checkpoint)
     config = load_config(str(folder.config), changes, catalog=ContentCatalog()).config
-    machine = Machine.prepare(config)
-    features = load_features(folder.features)
-    loader = build_eval(config, features, pin=machine.pins)
+    with join_ranks(config) as (world, machine):
+        features = load_features(folder.features)
+        loader = build_eval(config, features, rank=world.rank, world_size=world.size, pin=machine.pins)
+        model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
+        load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
+        model.train(False)
+        with torch.no_grad():
+            result = PooledEvaluator(model.tower_names(), world).evaluate(
+                scorer(model, machine), loader.batches(0), keep_scores=scores is not None
+            )
+        is_first = world.is_first
+    if not is_first:
+        return
     for line in unseen_remarks(*unseen_shares(config, loader)):
         typer.echo(line, err=True)  # standard output holds the result alone
-    model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
-    load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
-    model.train(False)
-    with torch.no_grad():
-        result = PooledEvaluator(model.tower_names()).evaluate(
-            scorer(model, machine), loader.batches(0), keep_scores=scores is not None
-        )
     evaluation, towers = summarize_eval(result)
     if as_json:
         typer.echo(Report(eval=evaluation, towers=towers).model_dump_json(indent=2))

@@ -13,13 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from data.dataset import build_datasets
 from erase_rec.batch import Batch
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
+from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts, join_ranks
 from erase_rec.config.load import LoadedConfig, load_config
-from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.world import World
 from erase_rec.protocols import LocalLoss
 from erase_rec.run_folder import RunFolder
@@ -62,10 +59,7 @@ class ShortRun:
         """
         loaded = load_config(name, list(overrides), catalog=ContentCatalog())
         config = loaded.config
-        on_cuda = config.train.device != "cpu" and torch.cuda.is_available()
-        grouped = config.distributed.reduction is not None
-        with join_world(on_cuda=on_cuda, timeout_s=config.distributed.timeout_s, grouped=grouped) as world:
-            machine = Machine.prepare(config)
+        with join_ranks(config) as (world, machine):
             datasets = build_datasets(config, rank=world.rank, world_size=world.size)
             plan = Plan.from_config(config, world.size)
             streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     from erase_rec.cli.assembly import Machine
     from erase_rec.config.load import LoadedConfig
     from erase_rec.config.schema import Config
+    from erase_rec.distributed.world import World
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import Status, Summary
     from erase_rec.trainer import Trainer
@@ -26,8 +27,6 @@ RESUMABLE = ("train.", "eval.")
 """Sections that may change when a run is resumed ..."""
 FIXED = ("train.local_batch_size", "train.precision", "train.device")
 """... without these: the data position or the numbers depend on them."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 def command(
@@ -44,38 +43,53 @@ def command(
     """Train, evaluate, and write runs/ID/{config.yaml, metrics.jsonl, summary.json, events.*, checkpoints/}."""
     if (config is None) == (resume is None):
         raise UserError("give --config FILE to start a run, or --resume RUN_FOLDER to continue one")
-    if resume is not None:
-        _resume(resume, overrides or [])
-    else:
-        assert config is not None
-        _start(config, overrides or [])
+    from erase_rec.distributed.failure import INTERRUPTED
+
+    try:
+        if resume is not None:
+            _resume(resume, overrides or [])
+        else:
+            assert config is not None
+            _start(config, overrides or [])
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _start(name: str, overrides: list[str]) -> None:
     """A new run. Its folder is made once the data have been read, so that a mistake leaves none behind."""
     from data.dataset import build_datasets
     from erase_rec import environment
-    from erase_rec.cli.assembly import ContentCatalog, Machine
+    from erase_rec.cli.assembly import ContentCatalog, join_ranks
     from erase_rec.config.load import load_config
-    from erase_rec.run_folder import RunFolder
 
     loaded = _with_absolute_paths(load_config(name, overrides, catalog=ContentCatalog()))
     config = loaded.config
-    folder = RunFolder.choose(Path(config.run.dir), config.run.name, config_name=loaded.name, config_hash=loaded.hash)
-    machine = Machine.prepare(config)
-    datasets = build_datasets(config, pin=machine.pins)
-    folder.make()
-    datasets.features.save(folder.features)
-    record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint, "seed": str(config.seed)}
-    folder.write_environment(environment.describe() | record)
-    _run(config, folder, datasets, machine, start=None, notes=[])
+    with join_ranks(config) as (world, machine):
+        folder = _choose_folder(loaded, world)
+        datasets = build_datasets(config, rank=world.rank, world_size=world.size, pin=machine.pins)
+        if world.is_first:
+            folder.make()
+            datasets.features.save(folder.features)
+            record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint}
+            folder.write_environment(environment.describe() | record | {"seed": str(config.seed)})
+        _run(config, folder, datasets, machine, world, start=None, notes=[])
+
+
+def _choose_folder(loaded: LoadedConfig, world: World) -> RunFolder:
+    """The folder that the first rank chooses."""
+    from erase_rec.run_folder import RunFolder
+
+    run = loaded.config.run
+    folder = RunFolder(Path())
+    if world.is_first:
+        folder = RunFolder.choose(Path(run.dir), run.name, config_name=loaded.name, config_hash=loaded.hash)
+    return RunFolder(world.broadcast_object("run_folder", folder.path))
 
 
 def _resume(path: Path, overrides: list[str]) -> None:
     """Continues a run from its newest whole checkpoint; without one it starts from the first step."""
     from data.dataset import build_datasets, load_features
-    from erase_rec.checkpoint import CheckpointManager
-    from erase_rec.cli.assembly import ContentCatalog, Machine
+    from erase_rec.cli.assembly import ContentCatalog, join_ranks
     from erase_rec.config.load import load_config
     from erase_rec.run_folder import RunFolder
 
@@ -85,18 +99,30 @@ def _resume(path: Path, overrides: list[str]) -> None:
             raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
     folder = RunFolder.open(path)
     config = load_config(str(folder.config), overrides, catalog=ContentCatalog()).config
-    machine = Machine.prepare(config)
-    datasets = build_datasets(config, features=load_features(folder.features), pin=machine.pins)
-    recorded = folder.read_environment()["data_fingerprint"]
-    if recorded != datasets.fingerprint:
-        raise UserError(
-            f"--resume: the data are not those of the run: their fingerprint is {datasets.fingerprint[:12]}, the run "
-            f"read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
-        )
-    checkpoints = CheckpointManager(folder.checkpoints, config.train.keep_checkpoints)
-    checkpoints.recover()
-    start, notes = checkpoints.latest()
-    _run(config, folder, datasets, machine, start=start, notes=[*notes, f"resuming from {start or 'the first step'}"])
+    with join_ranks(config) as (world, machine):
+        features = load_features(folder.features)
+        datasets = build_datasets(config, features=features, rank=world.rank, world_size=world.size, pin=machine.pins)
+        recorded = folder.read_environment()["data_fingerprint"]
+        if recorded != datasets.fingerprint:
+            raise UserError(
+                f"--resume: the data are not those of the run: their fingerprint is {datasets.fingerprint[:12]}, the "
+                f"run read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
+            )
+        start, notes = _newest_checkpoint(folder, config, world)
+        _run(config, folder, datasets, machine, world, start=start, notes=notes)
+
+
+def _newest_checkpoint(folder: RunFolder, config: Config, world: World) -> tuple[Path | None, list[str]]:
+    """The checkpoint that the first rank finds, and what is to be said of it."""
+    from erase_rec.checkpoint import CheckpointManager
+
+    found: tuple[Path | None, list[str]] = (None, [])
+    if world.is_first:
+        checkpoints = CheckpointManager(folder.checkpoints, config.train.keep_checkpoints)
+        checkpoints.recover()
+        found = checkpoints.latest()
+    start, notes = world.broadcast_object("checkpoint", found)
+    return start, [*notes, f"resuming from {start or 'the first step'}"]
 
 
 def _with_absolute_paths(loaded: LoadedConfig) -> LoadedConfig:
@@ -108,53 +134,79 @@ def _with_absolute_paths(loaded: LoadedConfig) -> LoadedConfig:
 
 
 def _run(
-    config: Config, folder: RunFolder, datasets: Datasets, machine: Machine, *, start: Path | None, notes: list[str]
+    config: Config,
+    folder: RunFolder,
+    datasets: Datasets,
+    machine: Machine,
+    world: World,
+    *,
+    start: Path | None,
+    notes: list[str],
 ) -> None:
-    """Trains, and leaves logs and a summary whatever happens."""
+    """Trains, and leaves logs and a summary whatever happens; the first rank alone writes and speaks."""
     from erase_rec.checkpoint import read_state
     from erase_rec.cli.assembly import build_parts
     from erase_rec.config.load import dump_config
-    from erase_rec.distributed.world import World
-    from erase_rec.progress import show_progress
-    from erase_rec.run_log import FileRunLog
-    from erase_rec.trainer import Trainer, planned_steps
+    from erase_rec.position import Position, planned_steps
+    from erase_rec.progress import Progress, show_progress
+    from erase_rec.run_log import FileRunLog, RunLog
+    from erase_rec.trainer import Trainer
 
-    folder.write_config(dump_config(config))
-    parts = build_parts(config, datasets, folder, machine, World())
-    first_step = read_state(start)["position"]["step"] if start is not None else 0
-    total = planned_steps(config.train, datasets.train)
+    if world.is_first:
+        folder.write_config(dump_config(config))
+    parts = build_parts(config, datasets, folder, machine, world)
+    position = Position() if start is None else Position(**read_state(start)["position"])
+    total = planned_steps(config.train, datasets.train, position)
     with (
-        FileRunLog(folder.path, purge_step=first_step + 1) as log,
-        show_progress(total, first_step) as progress,
+        FileRunLog(folder.path, purge_step=position.step + 1) if world.is_first else RunLog() as log,
+        show_progress(total, position.step) if world.is_first else Progress() as progress,
     ):
-        for message in (*_introduction(config, datasets, folder, machine), *notes):
+        for message in (*_introduction(config, datasets, folder, machine, world), *notes):
             progress.message(message)
         log.text("config", f"```yaml\n{dump_config(config)}```")
-        trainer = Trainer(parts, log, progress)
-        status: Status = "failed"
-        try:
-            if start is not None:
-                trainer.resume(start)
-            status = trainer.fit()
-        except KeyboardInterrupt:
-            status = "interrupted"
-            progress.message(f"interrupted; continue with: python train.py --resume {folder.path}")
-            raise typer.Exit(INTERRUPTED) from None
-        finally:
-            summary = _summarize(trainer, datasets, status)
-            summary.write(folder.path)
+        trainer = Trainer(parts, log, progress, position)
+        summary = _fit(trainer, datasets, folder, start)
     if config.eval.scores and parts.eval_loader is not None:
         _write_scores(trainer, folder)
-    _conclude(summary, datasets, folder)
+    if world.is_first:
+        _conclude(summary, datasets, folder)
+
+
+def _fit(trainer: Trainer, datasets: Datasets, folder: RunFolder, start: Path | None) -> Summary:
+    """Trains to the end; the first rank leaves a summary whatever happens to whichever rank."""
+    world, progress = trainer.parts.world, trainer.progress
+
+    def last_words() -> None:
+        progress.close()
+        _summarize(trainer, datasets, "failed").write(folder.path)
+
+    world.last_words = last_words
+    status: Status = "failed"
+    try:
+        if start is not None:
+            trainer.resume(start)
+        status = trainer.fit()
+    except KeyboardInterrupt:
+        status = "interrupted"
+        progress.message(f"interrupted; continue with: python train.py --resume {folder.path}")
+        raise
+    finally:
+        world.last_words = progress.close
+        summary = _summarize(trainer, datasets, status)
+        if world.is_first:
+            summary.write(folder.path)
+    return summary
 
 
 def _write_scores(trainer: Trainer, folder: RunFolder) -> None:
     import pyarrow.parquet as pq
 
-    pq.write_table(trainer.evaluate(keep_scores=True).scores, folder.scores)
+    scores = trainer.evaluate(keep_scores=True).scores
+    if trainer.parts.world.is_first:
+        pq.write_table(scores, folder.scores)
 
 
-def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine) -> list[str]:
+def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine, world: World) -> list[str]:
     """What is about to run, a line each."""
     from models.embeddings.build import choose_backend
 
@@ -169,6 +221,11 @@ def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine
         f"{len(config.towers)} towers, {len(detached)} detached; preset {config.schedule.preset}; {machine.name()}; "
         f"embeddings by {backend} ({reason})",
     ]
+    if world.size > 1:
+        lines.append(
+            f"{world.size} ranks; a step is {datasets.train.global_batch_size:,} rows, "
+            f"{config.train.local_batch_size:,} a rank"
+        )
     if auxiliary:
         lines.append(f"local losses of towers that are not detached act as auxiliary losses: {', '.join(auxiliary)}")
     lines += datasets.remarks()
@@ -176,6 +233,7 @@ def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine
 
 
 def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
+    """Collective where training came to its end; else, with several ranks, without what needs the others."""
     from erase_rec.summary import (
         DataSummary,
         EvalSummary,
@@ -186,7 +244,11 @@ def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
         summarize_eval,
     )
 
-    config = trainer.parts.config
+    ranks, global_batch_size = trainer.parts.world.size, datasets.train.global_batch_size
+    throughput, ne = ThroughputSummary(global_batch_size=global_batch_size, ranks=ranks), math.nan
+    if ranks == 1 or status in {"completed", "stopped_early"}:
+        throughput = ThroughputSummary.of(trainer.timer.total(), global_batch_size, ranks)
+        ne = trainer.parts.metrics.lifetime()["train/ne"]
     evaluation: EvalSummary = EvalSummary()
     towers: dict[str, TowerSummary] = {}
     if trainer.last_eval is not None:
@@ -196,8 +258,8 @@ def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
         status=status,
         eval=evaluation,
         towers=towers,
-        throughput=ThroughputSummary.of(trainer.timer.total(), config.train.local_batch_size),
-        train=TrainSummary(steps=position.step, rows=position.rows, ne=trainer.parts.metrics.lifetime()["train/ne"]),
+        throughput=throughput,
+        train=TrainSummary(steps=position.step, rows=position.rows, ne=ne),
         data=DataSummary(fingerprint=datasets.fingerprint, unseen_share=datasets.unseen_share),
     )
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from erase_rec.distributed.collective_log import LogTail, first_difference
 from erase_rec.distributed.world import World
@@ -58,7 +59,7 @@ class Failure:
 class Board:
     """Watches for a failure of any rank, from a daemon thread, until it is closed."""
 
-    def __init__(self, store: dist.Store, world: World) -> None:
+    def __init__(self, store: Store, world: World) -> None:
         """Starts watching.
 
         Args:
@@ -132,9 +133,9 @@ class Board:
             time.sleep(POLL_S)
 
 
-def board_store(store: dist.Store) -> dist.Store:
+def board_store(store: Store) -> Store:
     """A connection of its own to the board's part of ``store``."""
-    own = dist.PrefixStore("board", store.clone())
+    own = PrefixStore("board", store.clone())  # type: ignore[attr-defined]
     own.set_timeout(timedelta(seconds=SPEAK_S))
     return own
 

@@ -10,6 +10,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from erase_rec.distributed.failure import Board, board_store
 from erase_rec.distributed.world import World
@@ -101,13 +103,13 @@ def _take_gpu(place: Place) -> None:
     torch.cuda.set_device(place.local_rank)
 
 
-def _make_group(place: Place, on_cuda: bool, timeout: timedelta) -> dist.Store:
+def _make_group(place: Place, on_cuda: bool, timeout: timedelta) -> Store:
     """Makes the default process group; gloo carries what lies on the host."""
     backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
-    store: dist.Store = dist.HashStore()
+    store: Store = dist.HashStore()  # type: ignore[attr-defined]
     if place.size > 1:
-        store, _, _ = next(iter(dist.rendezvous("env://", place.rank, place.size, timeout=timeout)))
+        store, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timeout)))
     dist.init_process_group(
-        backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.size, timeout=timeout
+        backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.size, timeout=timeout
     )
     return store

@@ -38,7 +38,7 @@ class ReplicaGuard:
         self._check_every = check_every
 
     def is_due(self, step: int) -> bool:
-        """Whether the replicas are to be compared after ``step`` steps."""
+        """Whether several replicas are to be compared after ``step`` steps."""
         return self._world.size > 1 and step % self._check_every == 0
 
     def check(self, step: int) -> None:
@@ -90,7 +90,7 @@ def bit_hash(tensors: Sequence[Tensor]) -> Tensor:
     weights = (torch.arange(CHUNK, device=device) * _MULTIPLIER) | 1
     for tensor in tensors:
         bits = tensor.detach().contiguous().flatten()
-        for chunk in bits.view(_INTEGERS[tensor.element_size()]).split(CHUNK):
+        for chunk in torch.split(bits.view(_INTEGERS[tensor.element_size()]), CHUNK):
             total = total * _MULTIPLIER + (chunk * weights[: chunk.numel()]).sum()
     return total
 

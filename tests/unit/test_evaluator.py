@@ -13,6 +13,7 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from erase_rec.batch import Batch, Scores, SparseBatch
+from erase_rec.distributed.world import World
 from eval import registry
 from eval.evaluator import PooledEvaluator
 
@@ -39,7 +40,7 @@ def label() -> torch.Tensor:
 
 
 def test_the_batch_size_changes_nothing_and_every_row_counts_once(label: torch.Tensor) -> None:
-    evaluator = PooledEvaluator(["deep", "cross"])
+    evaluator = PooledEvaluator(["deep", "cross"], World())
     whole = evaluator.evaluate(score, batches(label, ROWS))
     assert whole.rows == ROWS
     for batch_size in (1, 128, 1000):
@@ -47,7 +48,7 @@ def test_the_batch_size_changes_nothing_and_every_row_counts_once(label: torch.T
 
 
 def test_metrics_equal_sklearn_on_the_written_scores(label: torch.Tensor, tmp_path: Path) -> None:
-    result = PooledEvaluator(["deep", "cross"]).evaluate(score, batches(label, 100), keep_scores=True)
+    result = PooledEvaluator(["deep", "cross"], World()).evaluate(score, batches(label, 100), keep_scores=True)
     pq.write_table(result.scores, tmp_path / "scores.parquet")
     table = pq.read_table(tmp_path / "scores.parquet").to_pandas()
     assert list(table.columns) == ["row_id", "label", "prediction", "logit", "tower_deep", "tower_cross"]
@@ -64,12 +65,12 @@ def test_metrics_equal_sklearn_on_the_written_scores(label: torch.Tensor, tmp_pa
 
 
 def test_scores_are_kept_only_when_asked_for(label: torch.Tensor) -> None:
-    assert PooledEvaluator(["deep"]).evaluate(score, batches(label, 64)).scores is None
+    assert PooledEvaluator(["deep"], World()).evaluate(score, batches(label, 64)).scores is None
 
 
 @pytest.mark.parametrize("label", [torch.zeros(20), torch.ones(20), torch.zeros(0)])
 def test_undefined_metrics_are_nan_with_one_warning(label: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
-    evaluator = PooledEvaluator(["deep"])
+    evaluator = PooledEvaluator(["deep"], World())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             result = evaluator.evaluate(score, batches(label, 8), keep_scores=True)
@@ -85,5 +86,5 @@ def test_a_registered_metric_is_reported(label: torch.Tensor, monkeypatch: pytes
     monkeypatch.setitem(
         registry.ROW_METRICS, "accuracy", lambda logit, y: float(((logit > 0) == (y > 0)).float().mean())
     )
-    result = PooledEvaluator(["deep"]).evaluate(score, batches(label, 64))
+    result = PooledEvaluator(["deep"], World()).evaluate(score, batches(label, 64))
     assert 0 < result.extra["accuracy"] < 1

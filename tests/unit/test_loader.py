@@ -42,10 +42,25 @@ def make_table(num_rows: int, *, bags: bool = False, weights: bool = False) -> E
 
 
 def make_loader(
-    table: EncodedTable, batch: int = 128, *, seed: int | None = 1, workers: int = 0, rank: int = 0, ranks: int = 1
+    table: EncodedTable,
+    batch: int = 128,
+    *,
+    seed: int | None = 1,
+    workers: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    equal: bool = False,
 ) -> Loader:
-    rows = np.arange(table.num_rows)
-    return Loader(table, rows, local_batch_size=batch, shuffle_seed=seed, workers=workers, rank=rank, world_size=ranks)
+    return Loader(
+        table,
+        np.arange(table.num_rows),
+        local_batch_size=batch,
+        shuffle_seed=seed,
+        workers=workers,
+        rank=rank,
+        world_size=ranks,
+        equal=equal,
+    )
 
 
 def row_ids(loader: Loader, epoch: int = 0, start_step: int = 0) -> list[list[int]]:
@@ -69,6 +84,25 @@ def test_every_row_comes_once_an_epoch_over_all_ranks(num_rows: int, batch: int,
     for sizes in zip(*([len(rows) for rows in epoch] for epoch in epochs), strict=True):
         assert max(sizes) <= batch
         assert max(sizes) - min(sizes) <= 1, "the remainder is cut evenly"
+
+
+@pytest.mark.parametrize("num_rows", [3, 256, 257, 1000, 1025, 1026])
+@pytest.mark.parametrize("batch", [1, 128, 2000])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_equal_shares_drop_fewer_rows_than_ranks(num_rows: int, batch: int, ranks: int) -> None:
+    table = make_table(num_rows)
+    loaders = [make_loader(table, batch, rank=rank, ranks=ranks, equal=True) for rank in range(ranks)]
+    epochs = [row_ids(loader) for loader in loaders]
+    seen = [row for epoch in epochs for rows in epoch for row in rows]
+    dropped = loaders[0].dropped_rows
+    assert dropped == num_rows - len(seen) < ranks
+    assert len(set(seen)) == len(seen)
+    assert {len(epoch) for epoch in epochs} == {loaders[0].steps_per_epoch()}
+    for sizes in zip(*([len(rows) for rows in epoch] for epoch in epochs), strict=True):
+        assert len(set(sizes)) == 1
+        assert 0 < sizes[0] <= batch
+    order = flat(row_ids(make_loader(table, batch * ranks)))
+    assert set(order) - set(seen) == set(order[num_rows - dropped :]), "the last rows of the epoch's order"
 
 
 def test_ranks_cut_the_batches_of_one_process() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from erase_rec.batch import StepOutput
+from erase_rec.distributed.world import World
 from erase_rec.health import health_warnings
 from eval.metrics import ClickSums, click_sums, normalized_entropy
 from eval.progressive import ProgressiveEvaluation
@@ -28,7 +29,7 @@ def step(seed: int, count: int = 64, positive_share: float = 0.3) -> tuple[StepO
 
 
 def test_lifetime_pools_rows_and_does_not_average_windows() -> None:
-    progressive = ProgressiveEvaluation(["deep"], CPU)
+    progressive = ProgressiveEvaluation(["deep"], CPU, World())
     steps = [step(1, 10), step(2, 500, 0.05), step(3, 30)]
     window_ne = []
     for each in steps:
@@ -46,17 +47,17 @@ def test_lifetime_pools_rows_and_does_not_average_windows() -> None:
 
 
 def test_a_window_starts_anew() -> None:
-    progressive = ProgressiveEvaluation(["deep"], CPU)
+    progressive = ProgressiveEvaluation(["deep"], CPU, World())
     progressive.update(*step(1))
     progressive.window()
     progressive.update(*step(2))
-    alone = ProgressiveEvaluation(["deep"], CPU)
+    alone = ProgressiveEvaluation(["deep"], CPU, World())
     alone.update(*step(2))
     assert progressive.window() == alone.window()
 
 
 def test_resume_in_the_middle_of_a_window_is_bitwise() -> None:
-    straight, before, after = (ProgressiveEvaluation(["deep"], CPU) for _ in range(3))
+    straight, before, after = (ProgressiveEvaluation(["deep"], CPU, World()) for _ in range(3))
     for seed in range(3):
         straight.update(*step(seed))
         before.update(*step(seed))
@@ -70,7 +71,7 @@ def test_resume_in_the_middle_of_a_window_is_bitwise() -> None:
 
 
 def test_one_class_gives_nan_with_one_warning_until_both_classes_were_seen(caplog: pytest.LogCaptureFixture) -> None:
-    progressive = ProgressiveEvaluation(["deep"], CPU)
+    progressive = ProgressiveEvaluation(["deep"], CPU, World())
     with caplog.at_level(logging.WARNING):
         for seed in range(3):
             progressive.update(*step(seed, positive_share=0.0))
@@ -84,7 +85,7 @@ def test_one_class_gives_nan_with_one_warning_until_both_classes_were_seen(caplo
 
 
 def test_health_names_the_block_that_is_constant_or_no_better_than_a_constant() -> None:
-    progressive = ProgressiveEvaluation(["deep"], CPU)
+    progressive = ProgressiveEvaluation(["deep"], CPU, World())
     _, label = step(1, 5000)
     good = label * 2 - 1.5 + torch.linspace(-0.1, 0.1, 5000)
     progressive.update(output(good, torch.full((5000,), -0.3)), label)
@@ -102,6 +103,6 @@ def test_health_says_nothing_of_undefined_or_good_metrics() -> None:
 def test_update_does_not_change_its_inputs() -> None:
     out, label = step(5)
     copies = out.logit.clone(), label.clone()
-    ProgressiveEvaluation(["deep"], CPU).update(out, label)
+    ProgressiveEvaluation(["deep"], CPU, World()).update(out, label)
     assert torch.equal(out.logit, copies[0])
     assert torch.equal(label, copies[1])

@@ -42,7 +42,7 @@ def summary(result: EvalResult = RESULT) -> Summary:
         status="completed",
         eval=model,
         towers=towers,
-        throughput=ThroughputSummary.of(throughput, global_batch_size=64),
+        throughput=ThroughputSummary.of(throughput, global_batch_size=64, ranks=2),
         train=TrainSummary(steps=9, rows=500, ne=0.85),
         data=DataSummary(fingerprint="abc", unseen_share=0.01),
     )
