@@ -33,7 +33,7 @@ from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
 from erase_rec.schedule.step_state import MicroState, StepState, total_of, whole
 from erase_rec.schedule.streams import Streams
 from erase_rec.schedule.tower_graphs import Graphs, make_graphs
-from erase_rec.schedule.tower_state import Phase, TowerStates
+from erase_rec.schedule.tower_state import IllegalTransitionError, Phase, TowerStates
 
 
 @dataclass
@@ -152,8 +152,13 @@ class GradientProgram:
             last.weighted_losses |= losses
             self._launch(state, ops[after_forward:], handlers, dispatch)
         except BaseException as error:
-            for other in self._dispatch.drain():
-                error.add_note(f"also: {type(other).__name__}: {other}")
+            others = self._dispatch.drain()
+            # A worker's error is why the main thread may have found a tower failed.
+            first = others.pop(0) if others and isinstance(error, IllegalTransitionError) else error
+            for other in others:
+                first.add_note(f"also: {type(other).__name__}: {other}")
+            if first is not error:
+                raise first from None
             raise
         return state
 
