@@ -19,17 +19,20 @@ from schedule_cases import (
     make_step,
     plain_gradients,
     refusals,
+    state_of,
     tower,
     train,
     train_plainly,
 )
 
 from erase_rec.config.schema import Config
+from erase_rec.finite import NonFiniteLossError
 
 MODES = ("main", "local", "both", "none")
 EXACT = 1e-12
 """Sums in another order differ in float64 by a few units in the last place, about 1e-16 each."""
-STEPS = [make_batch(seed, 10) for seed in range(5)]
+STEPS = [make_batch(seed, size) for seed, size in enumerate((10, 10, 10, 10, 2))]
+"""The last batch has fewer rows than a batch may have micro-batches."""
 
 
 def six_towers(detach: str, targets: str, **sections: Any) -> Config:
@@ -156,6 +159,20 @@ def test_each_table_is_updated_once_with_the_summed_gradient(early: bool, monkey
     make_step(config, gradients)(batch)
     assert len(calls) == 1
     assert_same(model.embeddings.tables(), expected, EXACT)
+
+
+@pytest.mark.parametrize("optimizer", ["end", "per_tower"])
+@pytest.mark.parametrize("dispatch", ["blocking", "non_blocking"])
+def test_a_loss_that_is_not_finite_stops_every_update(optimizer: str, dispatch: str) -> None:
+    config = six_towers("some", "mixed", schedule={"optimizer": optimizer, "dispatch": dispatch})
+    model = make_model(config)
+    with torch.no_grad():
+        next(iter(model.tower("attention").parameters())).fill_(torch.nan)
+    step, before = make_step(config, make_gradients(model, config)), state_of(model)
+    with pytest.raises(NonFiniteLossError, match="attention"):
+        step(make_batch())
+    after = state_of(model)
+    assert all(torch.equal(after[name].nan_to_num(), before[name].nan_to_num()) for name in before)
 
 
 def test_a_frozen_tower_stays_as_it_is() -> None:
