@@ -169,7 +169,7 @@ def verify(path: Path) -> None:
             raise _unusable(path, f"{name} has {found['bytes']} bytes, {expected['bytes']} were written")
         if found != expected:
             raise _unusable(path, f"{name} is not what was written (its checksum differs)")
-    _stored_layout(path)
+    stored_layout(path)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -180,6 +180,23 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     state: dict[str, Any] = _record(path)["state"]
     return state
+
+
+def stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor in the checkpoint at ``path``; reads no tensor.
+
+    Raises:
+        CheckpointError: its index cannot be read.
+    """
+    try:
+        entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
+        raise _unusable(path, f"torch {torch.__version__} cannot read its tensor index ({error})") from error
+    return {
+        name: (tuple(entry.size), entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
 
 
 def load(path: Path, into: Mapping[str, Tensor], *, subset: bool = False) -> None:
@@ -194,7 +211,7 @@ def load(path: Path, into: Mapping[str, Tensor], *, subset: bool = False) -> Non
         CheckpointError: the checkpoint is not whole, or does not fit; ``into`` is as it was.
     """
     verify(path)
-    stored = _stored_layout(path)
+    stored = stored_layout(path)
     wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in into.items()}
     problems = []
     if missing := wanted.keys() - stored.keys():
@@ -243,19 +260,6 @@ def _record(path: Path) -> dict[str, Any]:
     if record["format"] != FORMAT:
         raise _unusable(path, f"its format is {record['format']!r}, this version reads {FORMAT}")
     return record
-
-
-def _stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each tensor in the checkpoint at ``path``."""
-    try:
-        entries = FileSystemReader(path).read_metadata().state_dict_metadata
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
-        raise _unusable(path, f"torch {torch.__version__} cannot read its tensor index ({error})") from error
-    return {
-        name: (tuple(entry.size), entry.properties.dtype)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
 
 
 def _unusable(path: Path, reason: str) -> CheckpointError:

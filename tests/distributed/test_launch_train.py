@@ -1,0 +1,178 @@
+"""``torchrun --nproc-per-node N train.py``: whole runs on several ranks, their resumption, their end by failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from erase_rec.checkpoint import CheckpointManager, load, stored_layout
+
+pytestmark = pytest.mark.timeout(300)
+
+ROWS = 601
+"""With steps of 60 rows: ten full steps, and one row over, which two and three ranks drop and one does not."""
+SMALL = [
+    "data.params={rows: 601, eval_rows: 301}",
+    "embedding.backend=torch",
+    "train.threads=1",
+    "train.log_every_steps=5",
+    "eval.local_batch_size=50",
+    "distributed.check_every=3",
+    "run.name=r",
+]
+
+
+def steps(count: int) -> list[str]:
+    return ["train.epochs=null", f"train.steps={count}"]
+
+
+def torchrun(folder: Path, program: Path, ranks: int, *arguments: str, expect: int = 0) -> Any:
+    """Runs ``program`` on ``ranks`` ranks; one rank without torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *launcher, str(program), *arguments]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result
+
+
+def start(checkout: Path, folder: Path, ranks: int, *overrides: str, expect: int = 0) -> Any:
+    folder.mkdir(exist_ok=True)
+    given = [*SMALL, f"train.local_batch_size={60 // ranks}", *overrides]
+    settings = dict(each.split("=", 1) for each in given)  # the last of a key counts
+    arguments = [f"{key}={value}" for key, value in settings.items()]
+    return torchrun(folder, checkout / "train.py", ranks, "--config", "ctr_erase.yaml", *arguments, expect=expect)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "runs" / "r" / "summary.json").read_text())
+    return loaded
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the newest checkpoint."""
+    path, _ = CheckpointManager(folder / "runs" / "r" / "checkpoints", keep=2).latest()
+    assert path is not None
+    held = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in stored_layout(path).items()}
+    load(path, held)
+    return held
+
+
+def test_ranks_train_as_one_process_does(checkout: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "1"
+    start(checkout, alone, 1, *steps(10))
+    expected = tensors(alone)
+    for ranks in (2, 3):
+        folder = tmp_path / str(ranks)
+        result = start(checkout, folder, ranks)
+        said = result.stdout
+        assert said.count("run folder") == 1, "one rank speaks"
+        assert f"{ranks} ranks; a step is 60 rows, {60 // ranks} a rank" in said
+        assert "1 of the training rows, others in each epoch, are left out" in said
+        assert [path.name for path in (folder / "runs").iterdir()] == ["r"]
+        found = summary(folder)
+        assert found["status"] == "completed"
+        assert found["train"]["steps"] == 10
+        assert found["train"]["rows"] == 600
+        assert found["eval"]["rows"] == 301
+        assert found["throughput"]["global_batch_size"] == 60
+        assert found["throughput"]["ranks"] == ranks
+        for name, value in tensors(folder).items():
+            if name.startswith(("model/", "tables/")):
+                # float32 sums of the same gradients in another order, through ten steps of Adam.
+                assert torch.allclose(value, expected[name], rtol=1e-3, atol=2e-5), name
+        assert found["train"]["ne"] == pytest.approx(summary(alone)["train"]["ne"], rel=1e-5)
+        assert found["eval"]["ne"] == pytest.approx(summary(alone)["eval"]["ne"], rel=1e-4)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(checkout: Path, tmp_path: Path) -> None:
+    dropout = ["over_arch.dropout=0.2", "train.checkpoint_every_steps=3", "train.eval_every_steps=5"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    start(checkout, whole, 2, *dropout, *steps(12))
+    start(checkout, cut, 2, *dropout, *steps(6))
+    refused = torchrun(cut, checkout / "train.py", 1, "--resume", "runs/r", "train.steps=12", expect=2)
+    assert "lies inside epoch 1 of 2 rank(s), after step 6 of it, and cannot be continued by 1" in refused.stderr
+    torchrun(cut, checkout / "train.py", 2, "--resume", "runs/r", "train.steps=12")
+    expected, found = tensors(whole), tensors(cut)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert expected["rng/cpu"].shape[0] == 2
+    assert not torch.equal(expected["rng/cpu"][0], expected["rng/cpu"][1]), "ranks draw different numbers"
+    for key in ("eval", "train", "towers"):
+        assert summary(whole)[key] == summary(cut)[key]
+
+
+def test_the_end_of_an_epoch_fits_any_number_of_ranks(checkout: Path, tmp_path: Path) -> None:
+    start(checkout, tmp_path, 2)
+    result = torchrun(tmp_path, checkout / "train.py", 3, "--resume", "runs/r", "train.epochs=2")
+    assert "resuming from runs/r/checkpoints/step_00000010" in result.stdout
+    found = summary(tmp_path)
+    # A step of three ranks is 90 rows: six full steps and one of 60 after the ten of two ranks.
+    assert found["train"]["steps"] == 17
+    assert found["train"]["rows"] == 1200
+    torchrun(tmp_path, checkout / "train.py", 1, "--resume", "runs/r", "train.epochs=3")
+    assert summary(tmp_path)["train"]["steps"] == 17 + 21
+    assert summary(tmp_path)["train"]["rows"] == 1200 + 601
+
+
+FAILING = """
+import os, sys
+sys.path.insert(0, {checkout!r})
+from models.towers import dcn_v2
+
+def fail(self, dense, sparse):
+    self.calls = getattr(self, "calls", 0) + 1
+    if os.environ["RANK"] == "1" and self.calls > 3:
+        raise ValueError("planted")
+    return forward(self, dense, sparse)
+
+forward = dcn_v2.DCNv2Tower.forward
+dcn_v2.DCNv2Tower.forward = fail
+import train
+train.run(train.app)
+"""
+
+
+def test_a_tower_that_raises_on_one_rank_ends_all(checkout: Path, tmp_path: Path) -> None:
+    program = tmp_path / "failing.py"
+    program.write_text(FAILING.format(checkout=str(checkout)))
+    arguments = ["--config", "ctr_erase.yaml", *SMALL, "train.local_batch_size=30"]
+    result = torchrun(tmp_path, program, 2, *arguments, expect=1)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert errors == ["error: rank 1: ValueError: planted (in forward of tower cross)"]
+    assert summary(tmp_path)["status"] == "failed"
+    assert summary(tmp_path)["train"]["steps"] == 3
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks_with_code_2(checkout: Path, tmp_path: Path) -> None:
+    result = start(checkout, tmp_path, 2, "optimizer.dense.lr=1e30", expect=1)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "nan or infinite on the rows" in errors[0]
+    assert "exitcode  : 2 " in result.stderr
+    assert '/train.py", line' not in result.stderr, "a user's mistake needs no traceback"
+    assert summary(tmp_path)["status"] == "failed"
+
+
+def test_a_mistake_in_the_data_is_said_once(checkout: Path, tmp_path: Path) -> None:
+    result = start(checkout, tmp_path, 3, "data.params={rows: 2, eval_rows: 5}", expect=1)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "data.train: 2 rows cannot be shared by 3 ranks" in errors[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_evaluation_runs_on_several_ranks(checkout: Path, tmp_path: Path) -> None:
+    start(checkout, tmp_path, 2, "eval.scores=true")
+    command = ["-m", "erase_rec", "eval", "--checkpoint", "runs/r", "--json"]
+    alone = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", *command]
+    several = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected, found = json.loads(alone.stdout), json.loads(several.stdout)
+    assert found["eval"]["rows"] == expected["eval"]["rows"] == 301
+    assert found["eval"]["auc"] == expected["eval"]["auc"] == summary(tmp_path)["eval"]["auc"]
