@@ -41,10 +41,15 @@ def rules_as_markdown() -> str:
             "",
             "FUP is `distributed.find_unused_parameters`; left out, it is false.",
             "",
-            *_table(("", *get_args(Reduction)), _reduction_rows()),
+            reductions_as_markdown(),
             "",
         )
     )
+
+
+def reductions_as_markdown() -> str:
+    """The table of launches and reductions."""
+    return "\n".join(_table(("", *get_args(Reduction)), _reduction_rows()))
 
 
 def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
