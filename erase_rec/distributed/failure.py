@@ -3,12 +3,17 @@
 A rank that raises puts its message on a board in the rendezvous store, which every rank reads from a thread of its
 own: the main thread may be blocked in a collective that will never complete. The first rank prints the message and
 leaves a last word, the failed rank ends (so that torchrun names it), and the others follow.
+
+Of a rank that is killed, torchrun tells the others by SIGTERM before their collectives fail: that signal ends them only
+after a grace period in which they can say what they met.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,6 +21,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from types import FrameType
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -33,6 +39,8 @@ LOGS_S = 1.0
 """Longest time that the first rank waits for the others' logs of collectives."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+TERMINATED = 143
+"""Exit code after SIGTERM, likewise."""
 
 _FAILURE, _SPOKEN, _LOG = "failure", "spoken", "log"
 
@@ -57,7 +65,7 @@ class Failure:
 
 
 class Board:
-    """Watches for a failure of any rank, from a daemon thread, until it is closed."""
+    """Watches for a failure of any rank, from a daemon thread, until it is closed; made by the main thread."""
 
     def __init__(self, store: Store, world: World) -> None:
         """Starts watching.
@@ -69,6 +77,8 @@ class Board:
         self._store = store
         self._world = world
         self._closed = threading.Event()
+        self._ends_at = math.inf
+        self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
         self._thread = threading.Thread(target=self._watch, name="failure board", daemon=True)
         self._thread.start()
 
@@ -76,25 +86,34 @@ class Board:
         """Stops watching: this rank has done its work."""
         self._closed.set()
         self._thread.join()
+        signal.signal(signal.SIGTERM, self._old_handler)
 
     def fail(self, error: BaseException) -> None:
         """Posts ``error`` unless another rank was first, and ends this process with the exit code of the first."""
         failure = Failure.of(self._world.rank, error)
+        if self._post(failure) and failure.exit_code == 1:
+            traceback.print_exception(error)
+        self._thread.join(2 * SPEAK_S + LINGER_S)
+        _exit(failure.exit_code)
+
+    def _post(self, failure: Failure) -> bool:
+        """Whether no other rank was first."""
         posted = json.dumps(asdict(failure))
         try:
-            is_first = self._store.compare_set(_FAILURE, "", posted) == posted.encode()
+            return bool(self._store.compare_set(_FAILURE, "", posted) == posted.encode())
         except dist.DistError:
-            is_first = True  # the store went down with the process that held it
-        if is_first and failure.exit_code == 1:
-            traceback.print_exception(error)
-        self._thread.join(SPEAK_S + LOGS_S + LINGER_S)
-        _exit(failure.exit_code)
+            return True  # the store went down with the process that held it
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self._ends_at = min(self._ends_at, time.monotonic() + LINGER_S)
 
     def _watch(self) -> None:
         try:
             while not self._store.check([_FAILURE]):
                 if self._closed.wait(POLL_S):
                     return
+                if time.monotonic() > self._ends_at:
+                    self._post(Failure(self._world.rank, "terminated", TERMINATED))
             failure = Failure(**json.loads(self._store.get(_FAILURE)))
         except dist.DistError:
             return  # the store went down with the process that held it, which its launcher reports
@@ -107,17 +126,20 @@ class Board:
         world = self._world
         self._store.set(f"{_LOG}/{world.rank}", json.dumps(asdict(world.collectives.tail())))
         if world.is_first:
-            difference = self._difference()
-            detail = f"; {difference}" if difference else ""
-            print(f"error: rank {failure.rank}: {failure.message}{detail}", file=sys.stderr, flush=True)
+            self._say(failure)
             try:
                 world.last_words()
             finally:
                 self._store.set(_SPOKEN, "")
-        else:
-            self._await([_SPOKEN], SPEAK_S)
+        elif not self._await([_SPOKEN], SPEAK_S) and failure.rank == world.rank:
+            self._say(failure)  # the first rank is no more
         if failure.rank != world.rank:
             time.sleep(LINGER_S)
+
+    def _say(self, failure: Failure) -> None:
+        difference = self._difference()
+        detail = f"; {difference}" if difference else ""
+        print(f"error: rank {failure.rank}: {failure.message}{detail}", file=sys.stderr, flush=True)
 
     def _difference(self) -> str | None:
         """Where the ranks' logs of collectives part, as far as the ranks still answer."""
@@ -126,11 +148,14 @@ class Board:
         present = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return first_difference({rank: LogTail(**json.loads(self._store.get(key))) for rank, key in present.items()})
 
-    def _await(self, keys: Sequence[str], seconds: float) -> None:
-        """Waits for ``keys``, but no longer than ``seconds``."""
+    def _await(self, keys: Sequence[str], seconds: float) -> bool:
+        """Waits for ``keys``, but no longer than ``seconds``; whether they are there."""
         deadline = time.monotonic() + seconds
-        while not self._store.check(list(keys)) and time.monotonic() < deadline:
+        while not self._store.check(list(keys)):
+            if time.monotonic() > deadline:
+                return False
             time.sleep(POLL_S)
+        return True
 
 
 def board_store(store: Store) -> Store:

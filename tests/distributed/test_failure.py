@@ -37,6 +37,10 @@ with join_world(on_cuda=False, timeout_s=float(sys.argv[2]), grouped=False) as w
         raise ValueError("tower deep: planted")
     if case == "kill" and world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if case == "terminate":
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
     if case == "interrupt" and world.rank == 1:
         raise KeyboardInterrupt
     if case == "all":
@@ -112,6 +116,10 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, checkout: Path) -> None:
     assert result.returncode != 0
     assert lived_s < BOUND_S
     assert "Signal 9 (SIGKILL)" in result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "CollectiveError: collective tower:deep at step 0 (3000 x float32): another rank has ended" in errors[0]
+    assert result.stdout.count("last words") == 1
 
 
 @pytest.mark.timeout(150)
@@ -123,11 +131,20 @@ def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_asked(tmp_path
 
 
 @pytest.mark.timeout(150)
-def test_ranks_that_ask_for_different_collectives_are_told_where(tmp_path: Path, checkout: Path) -> None:
-    result, lived_s = launch(tmp_path, checkout, "skip", timeout_s=3)
+def test_ranks_that_ask_for_different_collectives_end(tmp_path: Path, checkout: Path) -> None:
+    """Gloo aborts a rank that gets more than it asked for; one that is left says what became of its own collective."""
+    result, lived_s = launch(tmp_path, checkout, "skip", timeout_s=5)
     assert result.returncode != 0
     assert lived_s < BOUND_S
-    assert "the ranks asked for different collectives (number 1): rank 0 for tower:cross at step 0" in result.stderr
+    assert "CollectiveError: collective tower:" in result.stderr
+
+
+@pytest.mark.timeout(150)
+def test_ranks_that_are_told_to_end_do_so(tmp_path: Path, checkout: Path) -> None:
+    result, lived_s = launch(tmp_path, checkout, "terminate")
+    assert result.returncode != 0
+    assert lived_s < BOUND_S
+    assert "error: rank 0: terminated" in result.stderr
 
 
 def test_a_failure_speaks_for_its_kind() -> None:

@@ -75,6 +75,7 @@ def test_the_file_holds_the_documented_keys_and_null_for_undefined(tmp_path: Pat
         ".throughput.qps_mean": 2.5,
         ".throughput.steps": 7,
         ".throughput.global_batch_size": 64,
+        ".throughput.ranks": 2,
         ".train.steps": 9,
         ".train.rows": 500,
         ".train.ne": 0.85,
