@@ -20,12 +20,14 @@ class Preset:
         stream: ``towers[].stream``.
         schedule: keys of ``schedule``.
         distributed: keys of ``distributed``.
+        captures: captures the towers as CUDA graphs where the configuration's reduction lets it.
     """
 
     detach: bool
     stream: str
     schedule: Mapping[str, Any]
     distributed: Mapping[str, Any] = field(default_factory=dict)
+    captures: bool = False
 
     def value(self, section: str, key: str) -> Any:
         """What the preset puts at ``section.key``; None where it says nothing."""
@@ -53,7 +55,7 @@ PRESETS: Mapping[PresetName, Preset] = {
     "exact": Preset(False, "main", _schedule(False)),
     "exact_streams": Preset(False, "own", _schedule(False)),
     "detached": Preset(True, "main", _schedule(False)),
-    "erase": Preset(True, "own", _schedule(True)),
+    "erase": Preset(True, "own", _schedule(True, cuda_graph="tower"), captures=True),
     "paper_row3": _paper(False),
     "paper_row2": _paper(True),
     "paper_row1": _paper(False, dispatch="non_blocking", cuda_graph="tower"),
@@ -65,13 +67,16 @@ PRESETS: Mapping[PresetName, Preset] = {
 def apply_preset(config: Config) -> tuple[Config, frozenset[KeyPath]]:
     """Fills ``schedule``, ``distributed`` and the towers' ``detach`` and ``stream`` where they are None.
 
-    A key of ``distributed`` that has no meaning beside what the configuration says itself stays open.
+    A key of ``distributed`` that has no meaning beside what the configuration says itself stays open, and a preset that
+    captures where it can does not where the configuration says what a capture does not go with.
 
     Returns:
         The configuration and the keys that were filled.
     """
     preset = PRESETS[config.schedule.preset]
     schedule = _open_keys(config.schedule, preset.schedule)
+    if preset.captures and "cuda_graph" in schedule and not _can_capture(config):
+        schedule["cuda_graph"] = "none"
     distributed = _read_keys(config.distributed, _open_keys(config.distributed, preset.distributed))
     filled: set[KeyPath] = {("schedule", key) for key in schedule} | {("distributed", key) for key in distributed}
     towers = []
@@ -85,6 +90,12 @@ def apply_preset(config: Config) -> tuple[Config, frozenset[KeyPath]]:
         "towers": tuple(towers),
     }
     return config.model_copy(update=update), frozenset(filled)
+
+
+def _can_capture(config: Config) -> bool:
+    distributed = config.distributed
+    needs_hooks = distributed.reduction == "ddp_per_tower" or distributed.find_unused_parameters is True
+    return config.schedule.early_backward is not False and not needs_hooks
 
 
 def _open_keys(section: object, values: Mapping[str, Any]) -> dict[str, Any]:

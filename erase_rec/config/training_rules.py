@@ -28,6 +28,12 @@ def _nothing_dispatched(config: Config) -> Iterator[Finding]:
         yield Finding(("schedule", "dispatch"), found, also=(("schedule", "early_backward"), ("schedule", "preset")))
 
 
+def _nothing_captured(config: Config) -> Iterator[Finding]:
+    if config.schedule.cuda_graph == "tower" and config.schedule.early_backward is False:
+        found = "is tower and early_backward is false"
+        yield Finding(("schedule", "cuda_graph"), found, also=(("schedule", "early_backward"), ("schedule", "preset")))
+
+
 def _whole_step_graph(config: Config) -> Iterator[Finding]:
     if config.schedule.cuda_graph == "step":
         yield Finding(("schedule", "cuda_graph"), "step is not available in this version")
@@ -109,6 +115,12 @@ TRAINING_RULES = (
         "it says who launches early backwards",
         "use dispatch: blocking, or early_backward: true",
         _nothing_dispatched,
+    ),
+    Rule(
+        "`cuda_graph: tower` with `early_backward: false`",
+        "it captures towers that are launched early",
+        "use cuda_graph: none, or early_backward: true",
+        _nothing_captured,
     ),
     Rule(
         "`cuda_graph: step`",

@@ -144,13 +144,9 @@ class TowerGraphs:
 
 
 def make_graphs(plan: Plan, model: CTRModel, device: torch.device) -> Graphs:
-    """The graphs that the plan asks for; none on the CPU, which is said."""
-    if plan.cuda_graph == "none":
-        return NoGraphs()
-    if device.type != "cuda":
-        logger.warning("schedule.cuda_graph: %s has no CUDA graphs; the towers run uncaptured", device.type)
-        return NoGraphs()
-    return TowerGraphs(plan, model, device)
+    """The graphs that the plan asks for; none on a device that has no CUDA graphs."""
+    captures = plan.cuda_graph == "tower" and device.type == "cuda"
+    return TowerGraphs(plan, model, device) if captures else NoGraphs()
 
 
 def _with_dropout(plan: Plan, model: CTRModel) -> set[str]:

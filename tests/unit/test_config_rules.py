@@ -185,6 +185,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "distributed.reduction",
         "use find_unused_parameters: false, or reduction: bucket",
     ),
+    ("tower graph, exact", {"schedule": {"preset": "exact", "cuda_graph": "tower"}}, "schedule.cuda_graph", "or early"),
     ("step graph", {"schedule": {"preset": "erase", "cuda_graph": "step"}}, "schedule.cuda_graph", "use cuda_graph"),
     (
         "tables, all frozen",
@@ -406,20 +407,37 @@ def test_every_preset_is_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "detach", "stream", "early"),
+    ("preset", "detach", "stream", "early", "cuda_graph"),
     [
-        ("exact", False, "main", False),
-        ("exact_streams", False, "own", False),
-        ("detached", True, "main", False),
-        ("erase", True, "own", True),
+        ("exact", False, "main", False, "none"),
+        ("exact_streams", False, "own", False, "none"),
+        ("detached", True, "main", False, "none"),
+        ("erase", True, "own", True, "tower"),
     ],
 )
-def test_presets_fill_what_is_open(preset: str, detach: bool, stream: str, early: bool) -> None:
+def test_presets_fill_what_is_open(preset: str, detach: bool, stream: str, early: bool, cuda_graph: str) -> None:
     config = make(schedule={"preset": preset})
     assert [(tower.detach, tower.stream) for tower in config.towers] == [(detach, stream)] * 2
     schedule = config.schedule
-    assert (schedule.early_backward, schedule.dispatch, schedule.cuda_graph) == (early, "blocking", "none")
+    assert (schedule.early_backward, schedule.dispatch, schedule.cuda_graph) == (early, "blocking", cuda_graph)
     assert (schedule.optimizer, schedule.embedding_gradient) == ("end", "both")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "distributed", "cuda_graph"),
+    [
+        ({}, {"reduction": "bucket"}, "tower"),
+        ({}, {"reduction": "ddp", "find_unused_parameters": False}, "tower"),
+        ({}, {"reduction": "ddp", "find_unused_parameters": True}, "none"),
+        ({}, {"reduction": "ddp_per_tower"}, "none"),
+        ({"early_backward": False}, {}, "none"),
+        ({"cuda_graph": "none"}, {}, "none"),
+    ],
+)
+def test_the_erase_preset_captures_where_it_can(schedule: Any, distributed: Any, cuda_graph: str) -> None:
+    config = make(schedule={"preset": "erase", **schedule}, distributed=distributed)
+    assert config.schedule.cuda_graph == cuda_graph
+    assert not broken(config)
 
 
 def test_presets_never_change_what_is_said() -> None:
