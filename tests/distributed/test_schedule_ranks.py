@@ -108,11 +108,11 @@ def train_cells(world: World) -> list[State]:
     ]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(270)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_legal_cells_equal_one_process_with_the_whole_batch(run_ranks: Any, size: int) -> None:
     """Every parameter and table after four steps; and the same bits on every rank."""
-    ranks = run_ranks(size, in_world, train_cells, timeout_s=150)
+    ranks = run_ranks(size, in_world, train_cells, timeout_s=240)
     expected: dict[tuple[bool, torch.dtype], State] = {}
     for number, (cell, variant) in enumerate(product(LEGAL_ON_CPU, VARIANTS)):
         config, dtype = cell_config(cell, *variant), variant[0]
@@ -136,20 +136,23 @@ class Jitter:
 
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:
-        time.sleep(self._random.uniform(0, 5e-4))
+        self._dawdle()
         with self._inner.run(op):
             yield
-        time.sleep(self._random.uniform(0, 5e-4))
+        self._dawdle()
 
     def current(self, name: str) -> AbstractContextManager[None]:
         return self._inner.current(name)
+
+    def _dawdle(self) -> None:
+        if self._random.random() < 0.25:
+            time.sleep(self._random.uniform(0, 1e-3))
 
 
 DETACHED = [
     tower("deep"),
     tower("dot", "deep", target="joint"),
-    tower("cross", target="joint", loss=0.5),
-    tower("attention", stream="main"),
+    tower("cross", target="joint", loss=0.5, stream="main"),
     tower("pairs", loss=None, detach=False),
 ]
 PACED: dict[str, list[dict[str, Any]]] = {
@@ -184,10 +187,10 @@ def train_at_any_pace(world: World) -> tuple[dict[str, list[State]], list[str]]:
     return states, digests
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(270)
 def test_no_bit_depends_on_who_launches_or_when(run_ranks: Any) -> None:
     """Sixty steps on two ranks under delays: aggregate, blocking and non-blocking, one worker and three."""
-    (first, first_log), (second, second_log) = run_ranks(2, in_world, train_at_any_pace, timeout_s=150)
+    (first, first_log), (second, second_log) = run_ranks(2, in_world, train_at_any_pace, timeout_s=240)
     assert first_log == second_log, "the ranks ask for the same collectives in the same order"
     assert len(set(first_log)) > len(PACED["bucket"])
     for name, states in first.items():
