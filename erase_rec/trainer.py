@@ -27,6 +27,10 @@ from erase_rec.progress import Progress
 from erase_rec.protocols import BatchLoader, CTRModel, EvalResult, Evaluator, ProgressiveMetrics, TrainStep
 from erase_rec.random_state import RandomState
 from erase_rec.run_log import RunLog, eval_scalars
+from erase_rec.schedule.measured_streams import MeasuredStreams
+from erase_rec.schedule.overlap import OverlapReport, overlap_report
+from erase_rec.schedule.plan import Plan
+from erase_rec.schedule.program import program
 from erase_rec.throughput import StepTimer, clock_for
 
 METRICS = "metrics/"
@@ -42,6 +46,8 @@ class Parts:
     config: Config
     world: World
     model: CTRModel
+    plan: Plan
+    streams: MeasuredStreams
     step: TrainStep
     optimizer: DenseOptimizer
     guard: FiniteGuard
@@ -65,6 +71,7 @@ class Trainer:
         progress: what it shows progress on, likewise.
         position: where it starts, and where it is.
         last_eval: the newest evaluation of this process.
+        overlap: of the last logged step.
     """
 
     parts: Parts
@@ -72,6 +79,7 @@ class Trainer:
     progress: Progress
     position: Position = field(default_factory=Position)
     last_eval: EvalResult | None = None
+    overlap: OverlapReport | None = None
 
     def __post_init__(self) -> None:
         """Derives the loop's state from the configuration."""
@@ -89,6 +97,7 @@ class Trainer:
         self._best = BestMetric(train.early_stopping.metric if train.early_stopping else BEST_METRIC)
         self._device = self.parts.step.device()
         self.timer = StepTimer(clock_for(self._device), train.warmup_qps_steps)
+        self._program = program(self.parts.plan)
         self._said: set[str] = set()
         self._stop = False
         self._random = RandomState(self.parts.world, self._device)
@@ -173,6 +182,7 @@ class Trainer:
         self.parts.model.embeddings.set_lr(config.optimizer.sparse.lr * factor)
         batch = batch.to(self._device, non_blocking=True)
         logged = self._is_logged(position.step + 1)
+        self.parts.streams.measuring = logged
         output = self.parts.step(batch, measure=logged)
         self.parts.metrics.update(output, batch.label)
         position.step += 1
@@ -210,7 +220,8 @@ class Trainer:
         self.timer.pause()
         self.parts.guard.drain()
         window = self.parts.metrics.window()
-        values = window | self.timer.window().scalars()
+        self.overlap = overlap_report(self.parts.streams.intervals(), self._program)
+        values = window | self.timer.window().scalars() | self.overlap.scalars()
         values["lr/dense"] = config.optimizer.dense.lr * factor
         values["lr/sparse"] = config.optimizer.sparse.lr * factor
         for block, norm in grad_norms.items():

@@ -25,10 +25,11 @@ from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
 from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.gradients import GradientProgram, trained_blocks
+from erase_rec.schedule.measured_streams import MeasuredStreams
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.reduction.build import make_reduction
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
-from erase_rec.schedule.streams import Streams, make_streams
+from erase_rec.schedule.streams import make_streams
 from erase_rec.trainer import Parts
 from eval.evaluator import PooledEvaluator
 from eval.progressive import ProgressiveEvaluation
@@ -124,22 +125,16 @@ def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
     return score
 
 
-def build_parts(
-    config: Config,
-    datasets: Datasets,
-    folder: RunFolder,
-    machine: Machine,
-    world: World,
-    streams: Streams | None = None,
-) -> Parts:
-    """Everything that the trainer needs, with initial weights; ``streams``: those of the plan, in a wrapper."""
+def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine, world: World) -> Parts:
+    """Everything that the trainer needs, with initial weights."""
     torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
     embeddings = build_embeddings(config, datasets.table_rows, machine.device)
     if world.size > 1:
         embeddings = ReplicatedTables(embeddings, world)
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
-    streams = streams or make_streams(plan.streams(), machine.device)
+    streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
+    streams.measuring = False
     blocks = trained_blocks(model, plan)
     gradients = GradientProgram(
         model,
@@ -158,6 +153,8 @@ def build_parts(
         config=config,
         world=world,
         model=model,
+        plan=plan,
+        streams=streams,
         step=ScheduledStep(gradients, optimizer, guard, config.optimizer.dense.max_grad_norm),
         optimizer=optimizer,
         guard=guard,

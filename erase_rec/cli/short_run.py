@@ -20,9 +20,6 @@ from erase_rec.config.load import LoadedConfig, load_config
 from erase_rec.distributed.world import World
 from erase_rec.protocols import LocalLoss
 from erase_rec.run_folder import RunFolder
-from erase_rec.schedule.measured_streams import MeasuredStreams
-from erase_rec.schedule.plan import Plan
-from erase_rec.schedule.streams import make_streams
 from erase_rec.trainer import Parts
 from models.ctr_model import build_local_losses
 
@@ -35,19 +32,15 @@ class ShortRun:
         loaded: the configuration.
         world: the ranks; one process without torchrun.
         machine: where this rank computes.
-        plan: what a step does.
         losses: the local losses.
         parts: model and step, among others.
-        streams: those that the step runs on.
     """
 
     loaded: LoadedConfig
     world: World
     machine: Machine
-    plan: Plan
     losses: Mapping[str, LocalLoss]
     parts: Parts
-    streams: MeasuredStreams
 
     @classmethod
     @contextmanager
@@ -61,10 +54,9 @@ class ShortRun:
         config = loaded.config
         with join_ranks(config) as (world, machine):
             datasets = build_datasets(config, rank=world.rank, world_size=world.size)
-            plan = Plan.from_config(config, world.size)
-            streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
-            parts = build_parts(config, datasets, RunFolder(Path()), machine, world, streams)
-            yield cls(loaded, world, machine, plan, build_local_losses(config), parts, streams)
+            parts = build_parts(config, datasets, RunFolder(Path()), machine, world)
+            parts.streams.measuring = True
+            yield cls(loaded, world, machine, build_local_losses(config), parts)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """The first ``count`` batches of training on the model's device, from further epochs where one is short."""

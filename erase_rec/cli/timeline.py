@@ -30,9 +30,9 @@ def command(
     with ShortRun.open(config, overrides or []) as run:
         for batch in run.batches(steps):
             run.parts.step(batch)
-        intervals = run.streams.intervals()
-        report = overlap_report(intervals, program(run.plan))
-        how = f"{run.plan.dispatch} dispatch" if report.towers else "aggregate backward"
+        intervals = run.parts.streams.intervals()
+        report = overlap_report(intervals, program(run.parts.plan))
+        how = f"{run.parts.plan.dispatch} dispatch" if report.towers else "aggregate backward"
         about = run.about() | {"dispatch": how, "step": f"step {steps}: {batch.size:,} rows"}
         is_first = run.world.is_first
     if not is_first:

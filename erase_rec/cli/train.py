@@ -19,9 +19,12 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     from erase_rec.config.load import LoadedConfig
     from erase_rec.config.schema import Config
     from erase_rec.distributed.world import World
+    from erase_rec.position import Position
     from erase_rec.run_folder import RunFolder
+    from erase_rec.run_log import RunLog
+    from erase_rec.schedule.overlap import OverlapReport
     from erase_rec.summary import Status, Summary
-    from erase_rec.trainer import Trainer
+    from erase_rec.trainer import Parts, Trainer
 
 RESUMABLE = ("train.", "eval.")
 """Sections that may change when a run is resumed ..."""
@@ -164,12 +167,32 @@ def _run(
         for message in (*_introduction(config, datasets, folder, machine, world), *notes):
             progress.message(message)
         log.text("config", f"```yaml\n{dump_config(config)}```")
+        if position.step < total:
+            progress.message(_audit(parts, machine, log, position))
         trainer = Trainer(parts, log, progress, position)
         summary = _fit(trainer, datasets, folder, start)
+        if trainer.overlap is not None:
+            log.text("overlap", trainer.overlap.as_markdown())
     if config.eval.scores and parts.eval_loader is not None:
         _write_scores(trainer, folder)
     if world.is_first:
-        _conclude(summary, datasets, folder)
+        _conclude(summary, trainer.overlap, datasets, folder)
+
+
+def _audit(parts: Parts, machine: Machine, log: RunLog, position: Position) -> str:
+    """Finds which loss trains what on the batch that comes first, logs it, and says the verdict.
+
+    Raises:
+        UserError: a detached tower would never be trained.
+    """
+    from erase_rec.schedule.audit import startup_audit
+    from models.ctr_model import build_local_losses
+
+    batches = parts.train_loader.batches(position.epoch, position.epoch_step)
+    batch = next(batches).to(machine.device)
+    batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
+    report = startup_audit(parts.model, parts.plan, build_local_losses(parts.config), batch, log)
+    return "\n".join(report.verdict())
 
 
 def _fit(trainer: Trainer, datasets: Datasets, folder: RunFolder, start: Path | None) -> Summary:
@@ -226,6 +249,8 @@ def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine
             f"{world.size} ranks; a step is {datasets.train.global_batch_size:,} rows, "
             f"{config.train.local_batch_size:,} a rank"
         )
+    if config.schedule.cuda_graph != "none" and machine.device.type != "cuda":
+        lines.append("schedule.cuda_graph: the CPU has no CUDA graphs; the towers run uncaptured")
     if auxiliary:
         lines.append(f"local losses of towers that are not detached act as auxiliary losses: {', '.join(auxiliary)}")
     lines += datasets.remarks()
@@ -264,10 +289,14 @@ def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
     )
 
 
-def _conclude(summary: Summary, datasets: Datasets, folder: RunFolder) -> None:
+def _conclude(summary: Summary, overlap: OverlapReport | None, datasets: Datasets, folder: RunFolder) -> None:
     """The result, for people."""
     from rich.console import Console
 
+    from erase_rec.text_table import table_console
+
+    for table in overlap.tables() if overlap is not None else ():
+        table_console().print(table.rich())
     console = Console()
     console.print(summary.table())
     if datasets.bayes_ne is not None and not math.isnan(summary.eval.ne):
