@@ -32,33 +32,30 @@ towers:
   - {name: cross, kind: dcn_v2, loss: {target: own}}
 """
 _JOINT = _OWN.replace("own", "joint")
+_EARLY = "preset: erase, cuda_graph: none"
 
 PICTURES: Mapping[str, str] = {
     "exact": f"{_EXACT}schedule: {{preset: exact}}",
     "exact_streams": f"{_EXACT}schedule: {{preset: exact_streams}}",
     "detached": f"{_OWN}schedule: {{preset: detached}}",
-    "blocking_own": f"{_OWN}schedule: {{preset: erase}}",
-    "blocking_joint": f"{_JOINT}schedule: {{preset: erase}}",
-    "non_blocking": f"{_OWN}schedule: {{preset: erase, dispatch: non_blocking}}",
-    "per_tower": f"{_OWN}schedule: {{preset: erase, optimizer: per_tower}}",
-    "bucket": f"{_OWN}schedule: {{preset: erase, optimizer: per_tower}}\ndistributed: {{reduction: bucket}}",
-    "bucket_non_blocking": (
-        f"{_OWN}schedule: {{preset: erase, dispatch: non_blocking}}\ndistributed: {{reduction: bucket}}"
-    ),
+    "blocking_own": f"{_OWN}schedule: {{{_EARLY}}}",
+    "blocking_joint": f"{_JOINT}schedule: {{{_EARLY}}}",
+    "non_blocking": f"{_OWN}schedule: {{{_EARLY}, dispatch: non_blocking}}",
+    "per_tower": f"{_OWN}schedule: {{{_EARLY}, optimizer: per_tower}}",
+    "bucket": f"{_OWN}schedule: {{{_EARLY}, optimizer: per_tower}}\ndistributed: {{reduction: bucket}}",
+    "bucket_non_blocking": f"{_OWN}schedule: {{{_EARLY}, dispatch: non_blocking}}\ndistributed: {{reduction: bucket}}",
     "ddp": f"{_OWN}schedule: {{preset: paper_row2}}",
-    "ddp_per_tower": (
-        f"{_OWN}schedule: {{preset: erase, optimizer: per_tower}}\ndistributed: {{reduction: ddp_per_tower}}"
-    ),
-    "chain": """\
+    "ddp_per_tower": f"{_OWN}schedule: {{{_EARLY}, optimizer: per_tower}}\ndistributed: {{reduction: ddp_per_tower}}",
+    "chain": f"""\
 towers:
-  - {name: block1, kind: mlp, loss: {target: own}}
-  - {name: block2, kind: mlp, loss: {target: own}, inputs: {towers: [block1]}}
-  - {name: block3, kind: mlp, loss: {target: own}, inputs: {towers: [block2]}}
-schedule: {preset: erase}""",
+  - {{name: block1, kind: mlp, loss: {{target: own}}}}
+  - {{name: block2, kind: mlp, loss: {{target: own}}, inputs: {{towers: [block1]}}}}
+  - {{name: block3, kind: mlp, loss: {{target: own}}, inputs: {{towers: [block2]}}}}
+schedule: {{{_EARLY}}}""",
     "tower_graphs": f"{_OWN}schedule: {{preset: paper_row1}}",
     "micro_batches": (
-        "towers:\n  - {name: deep, kind: mlp, loss: {target: own}}\nschedule: {preset: erase}\n"
-        "train: {steps: 1, micro_batches: 2}"
+        "towers:\n  - {name: deep, kind: mlp, loss: {target: own}}\n"
+        f"schedule: {{{_EARLY}}}\ntrain: {{steps: 1, micro_batches: 2}}"
     ),
 }
 """Settings by picture, in YAML, as far as the order of work depends on them."""
