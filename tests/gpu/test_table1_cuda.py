@@ -1,4 +1,4 @@
-"""Every row of the paper's table over NCCL: ranks on GPUs of their own train what one process does with the whole batch.
+"""Every row of the paper's table over NCCL: ranks on GPUs of their own train as one process with the whole batch does.
 
 On a machine with one GPU it is one rank under torchrun.
 """
