@@ -23,7 +23,7 @@ from erase_rec.schedule.measured_streams import Interval, MeasuredStreams
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
 from erase_rec.schedule.program import Op
 from erase_rec.schedule.reduction.reduction import Blocks, NoReduction
-from erase_rec.schedule.streams import make_streams
+from erase_rec.schedule.streams import accumulators_elsewhere, make_streams
 
 TOLERANCE = 1e-3
 """Largest difference between the schedule's gradient and the losses' own, relative to the block's norm. Other orders
@@ -49,10 +49,11 @@ def audit(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: B
     launches: tuple[EarlyLaunch, ...] = ()
     model.train(False)
     try:
-        own = loss_gradients(model, plan, losses, batch)
-        if not undeclared:  # without it the program cannot run
-            launches, differences = _run_schedule(model, plan, losses, batch, own, step)
-            findings += differences
+        with accumulators_elsewhere():  # those of a DDP are on the streams of the training step
+            own = loss_gradients(model, plan, losses, batch)
+            if not undeclared:  # without it the program cannot run
+                launches, differences = _run_schedule(model, plan, losses, batch, own, step)
+                findings += differences
     finally:
         model.train(True)
     return AuditReport(

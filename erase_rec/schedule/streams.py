@@ -142,6 +142,16 @@ class RecordingStreams:
         return first in self._before[second]
 
 
+@contextmanager
+def accumulators_elsewhere() -> Iterator[None]:
+    """For a backward whose gradient accumulators are meant to be on other streams than its work; torch would warn."""
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    try:
+        yield
+    finally:
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
+
+
 def make_streams(names: tuple[str, ...], device: torch.device) -> Streams:
     """CUDA streams on a CUDA device, null streams elsewhere."""
     return CudaStreams(names, device) if device.type == "cuda" else NullStreams()

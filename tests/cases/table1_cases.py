@@ -39,9 +39,11 @@ class Setting:
             f"train.steps={self.steps}",
             "distributed.check_every=1",
             "optimizer.lr_schedule.warmup_steps=0",
-            # Adam divides by the size of the gradient, so that a gradient near zero would show its rounding in full.
+            # Adam and Adagrad divide by the size of the gradient: one near zero would show its rounding in full.
             "optimizer.dense.kind=sgd",
             "optimizer.dense.lr=0.1",
+            "optimizer.sparse.kind=sgd",
+            "optimizer.sparse.lr=0.5",
             f"train.local_batch_size={self.global_batch_size // ranks}",
             f"run.dir={folder}",
             f"run.name={ranks}",
@@ -62,6 +64,16 @@ class Setting:
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout + result.stderr
+
+
+def differences(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> list[str]:
+    """Tensors that differ by more than ``tolerance``, relative or absolute, and by how much."""
+    assert found.keys() == expected.keys()
+    return [
+        f"{name}: {float((found[name] - value).abs().max()):.2e} of {float(value.abs().max()):.2e}"
+        for name, value in expected.items()
+        if not torch.allclose(found[name], value, rtol=tolerance, atol=tolerance)
+    ]
 
 
 def trained(folder: Path) -> dict[str, Tensor]:

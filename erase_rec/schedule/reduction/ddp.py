@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from erase_rec.schedule.plan import MAIN, Plan
 from erase_rec.schedule.reduction.reduction import Blocks, Differentiate, Result, Tensors
-from erase_rec.schedule.streams import Streams
+from erase_rec.schedule.streams import Streams, accumulators_elsewhere
 
 
 class _Hooked(nn.Module):
@@ -124,9 +124,6 @@ class DdpReduction(_InPlace):
             self._aliases = {tower.name: [_alias(value) for value in blocks[tower.name].values()] for tower in early}
         reduced = [self._aliases.get(block, parameters.values()) for block, parameters in blocks.items()]
         self._reduced = [parameter for of_block in reduced for parameter in of_block]
-        if any(tower.stream != MAIN and not tower.early for tower in plan.towers):
-            # One reducer fills its buckets on one stream, for which the aggregate backward's streams have to wait.
-            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         with streams.current(MAIN):
             self._ddp = DistributedDataParallel(
                 _Hooked(self._reduced), find_unused_parameters=self._fup, static_graph=False
@@ -146,18 +143,26 @@ class DdpReduction(_InPlace):
         self, loss: Tensor, leaves: Sequence[Tensor], blocks: Sequence[str], *, grad: Differentiate, last: bool
     ) -> list[Tensor | None]:
         """See :class:`~erase_rec.schedule.reduction.reduction.Reduction`."""
-        if self._fup:
-            return self._with_hooks(loss, leaves, self._parameters(blocks))
         if not last:
+            if self._fup:
+                return self._with_hooks(loss, leaves, self._parameters(blocks))
             return self._without_hooks(loss, leaves, blocks, grad)
-        for block, aliases in self._aliases.items():
-            for alias, parameter in zip(aliases, self._blocks[block].values(), strict=True):
-                alias.grad = parameter.grad
+        # One reducer fills its buckets on the main stream, which has to wait for the aggregate backward's streams.
+        with accumulators_elsewhere():
+            if self._fup:
+                return self._with_hooks(loss, leaves, self._parameters(blocks))
+            return self._touching_all(loss, leaves)
+
+    def _touching_all(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+        self._for_each_alias(lambda alias, parameter: setattr(alias, "grad", parameter.grad))
         found = self._with_hooks(_touch(loss, self._reduced), leaves, self._reduced)
+        self._for_each_alias(lambda alias, parameter: setattr(parameter, "grad", alias.grad))
+        return found
+
+    def _for_each_alias(self, action: Callable[[nn.Parameter, nn.Parameter], None]) -> None:
         for block, aliases in self._aliases.items():
             for alias, parameter in zip(aliases, self._blocks[block].values(), strict=True):
-                parameter.grad = alias.grad
-        return found
+                action(alias, parameter)
 
 
 class DdpPerTowerReduction(_InPlace):
