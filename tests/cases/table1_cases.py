@@ -50,12 +50,13 @@ class Setting:
             *(["embedding.backend=torch"] if self.device == "cpu" else []),
         ]
 
-    def run_alone(self, row: str, folder: Path) -> None:
-        """In this process."""
+    def run_here(self, row: str, folder: Path, ranks: int) -> str:
+        """In this process, which is the only one or one of ``ranks``; what it printed."""
         app = typer.Typer(pretty_exceptions_enable=False)
         app.command()(train.command)
-        result = CliRunner().invoke(app, self.arguments(row, folder, 1), catch_exceptions=False)
+        result = CliRunner().invoke(app, self.arguments(row, folder, ranks), catch_exceptions=False)
         assert result.exit_code == 0, result.output
+        return str(result.output)
 
     def run_on_ranks(self, row: str, folder: Path, ranks: int) -> str:
         """Under torchrun; everything that it printed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from table1_cases import ROWS, Setting, differences, trained
 
 from erase_rec.cli.assembly import ContentCatalog
@@ -18,20 +20,42 @@ TOLERANCE = 1e-6
 """float32: sums over two halves of a batch are rounded in another order than over the whole; six steps of it."""
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", ROWS)
-def test_two_ranks_train_what_one_process_does(tmp_path: Path, row: str) -> None:
-    """The replicas are compared after every step; a rank whose parameters differ would end the run."""
-    said = SETTING.run_on_ranks(row, tmp_path, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["2"], "one rank writes"
-    assert said.count("no CUDA graphs; the towers run uncaptured") == (1 if row in {"row1", "erase"} else 0)
-    summary = json.loads((tmp_path / "2" / "summary.json").read_text())
+def train_rows(folder: Path, ports: dict[str, int]) -> list[str]:
+    """What one rank prints of each row; every row is a group of its own."""
+    said = []
+    for row, port in ports.items():
+        os.environ["MASTER_PORT"] = str(port)
+        said.append(SETTING.run_here(row, folder / row, 2))
+    return said
+
+
+def require_equal_to_one_process(row: str, folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == ["2"], "one rank writes"
+    summary = json.loads((folder / "2" / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["train"]["steps"] == SETTING.steps
     assert summary["train"]["rows"] == SETTING.steps * SETTING.global_batch_size
     assert summary["throughput"]["ranks"] == 2
-    SETTING.run_alone(row, tmp_path)
-    assert differences(trained(tmp_path / "2"), trained(tmp_path / "1"), TOLERANCE) == []
+    SETTING.run_here(row, folder, 1)
+    assert differences(trained(folder / "2"), trained(folder / "1"), TOLERANCE) == [], row
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_train_what_one_process_does(run_ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The replicas are compared after every step; a rank whose parameters differ would end the run."""
+    stores = {row: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for row in ROWS}
+    ports = {row: store.port for row, store in stores.items()}
+    first, second = run_ranks(2, train_rows, tmp_path, ports, timeout_s=500)
+    assert second == [""] * len(ROWS), "one rank speaks"
+    for row, said in zip(ROWS, first, strict=True):
+        assert said.count("no CUDA graphs; the towers run uncaptured") == (1 if row in {"row1", "erase"} else 0)
+        require_equal_to_one_process(row, tmp_path / row)
+
+
+@pytest.mark.timeout(300)
+def test_a_row_under_torchrun(tmp_path: Path) -> None:
+    SETTING.run_on_ranks("row2", tmp_path, 2)
+    require_equal_to_one_process("row2", tmp_path)
 
 
 def loaded(row: str) -> Config:

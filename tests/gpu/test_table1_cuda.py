@@ -27,5 +27,5 @@ def test_ranks_train_what_one_process_does(tmp_path: Path, row: str) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["train"]["steps"]) == ("completed", SETTING.steps)
     assert summary["throughput"]["ranks"] == ranks
-    SETTING.run_alone(row, tmp_path)
+    SETTING.run_here(row, tmp_path, 1)
     assert differences(trained(folder), trained(tmp_path / "1"), TOLERANCE) == []
