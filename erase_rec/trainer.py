@@ -15,7 +15,7 @@ from erase_rec.batch import Batch, Scores
 from erase_rec.best_metric import BestMetric
 from erase_rec.config.schema import Config
 from erase_rec.dense_optimizer import DenseOptimizer
-from erase_rec.distributed.replicas import ReplicaGuard
+from erase_rec.distributed.replicas import ReplicaGuard, RunningStatistics
 from erase_rec.distributed.world import World
 from erase_rec.early_stopping import EarlyStopping
 from erase_rec.errors import UserError
@@ -101,6 +101,7 @@ class Trainer:
         self._said: set[str] = set()
         self._stop = False
         self._random = RandomState(self.parts.world, self._device)
+        self._statistics = RunningStatistics(self.parts.world, self.parts.model)
         self._evaluated_step = self._saved_step = -1
 
     def resume(self, path: Path) -> None:
@@ -184,6 +185,7 @@ class Trainer:
         logged = self._is_logged(position.step + 1)
         self.parts.streams.measuring = logged
         output = self.parts.step(batch, measure=logged)
+        self._statistics.average()
         self.parts.metrics.update(output, batch.label)
         position.step += 1
         position.epoch_step += 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from erase_rec.distributed.collective_log import first_difference
 from erase_rec.distributed.world import World
-from erase_rec.protocols import CTRModel
+from erase_rec.protocols import CTRModel, OverArch, TowerBlock
 
 CHUNK = 2**20
 """Elements hashed at a time; bounds the temporaries to 16 MiB."""
@@ -67,6 +67,37 @@ class ReplicaGuard:
                 f"step {step}: the ranks' parameters differ: {', '.join(problems)}; their gradients were not averaged "
                 "over the ranks, or the ranks started from different parameters"
             )
+
+
+class RunningStatistics:
+    """Running statistics (batch norm): each rank sees rows of its own, and all keep the mean over the ranks.
+
+    Averaged after every step, so that they depend neither on when replicas are compared, evaluated and saved, nor on
+    where a run was resumed. Those of a frozen tower stay as they are.
+    """
+
+    def __init__(self, world: World, model: CTRModel) -> None:
+        """Finds them in ``model``, which is in training mode."""
+        self._world = world
+        blocks = [*(model.tower(name) for name in model.tower_names()), model.over_arch]
+        trained = [module for block in blocks for module in _modules(block) if module.training]
+        self._held = [
+            value for module in trained for value in module.buffers(recurse=False) if value.is_floating_point()
+        ]
+
+    def average(self) -> None:
+        """Collective where the model has such statistics, and nothing otherwise."""
+        if not self._held or self._world.size == 1:
+            return
+        flat = torch.cat([value.flatten() for value in self._held])
+        self._world.mean("statistics", flat).wait()
+        means = flat.split([value.numel() for value in self._held])
+        torch._foreach_copy_(self._held, [mean.view_as(value) for mean, value in zip(means, self._held, strict=True)])
+
+
+def _modules(block: TowerBlock | OverArch) -> list[nn.Module]:
+    assert isinstance(block, nn.Module)
+    return list(block.modules())
 
 
 def blocks_of(model: CTRModel) -> dict[str, list[Tensor]]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from erase_rec.distributed.launch import join_world
-from erase_rec.distributed.replicas import CHUNK, DivergenceError, ReplicaGuard, bit_hash
+from erase_rec.distributed.replicas import CHUNK, DivergenceError, ReplicaGuard, RunningStatistics, bit_hash
 from erase_rec.distributed.world import World
 
 
@@ -88,6 +88,48 @@ def test_a_log_that_is_longer_is_found(run_ranks: Any) -> None:
     for message in run_ranks(2, compare, "log", 0):
         # Before: the first comparison's two gatherings.
         assert message == "step 20: the ranks asked for different collectives: rank 0 for 3, rank 1 for 2 in all"
+
+
+class Normalised(nn.Module):
+    """A trained and a frozen tower and an over-arch, all with running statistics, as far as averaging looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross, self.crossed, self.over_arch = nn.BatchNorm1d(4), nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4)
+
+    def tower_names(self) -> Sequence[str]:
+        return ("cross", "crossed")
+
+    def tower(self, name: str) -> nn.Module:
+        return self.get_submodule(name)
+
+
+def averaged_statistics(ranks: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    batches_SRBN = torch.randn(6, ranks, 5, 4, generator=generator)
+    with join_world(on_cuda=False, timeout_s=20, grouped=False) as world:
+        model, expected = Normalised(), [nn.BatchNorm1d(4) for _ in range(ranks)]
+        assert model.crossed.running_mean is not None
+        model.crossed.running_mean.fill_(world.rank)
+        statistics = RunningStatistics(world, model)  # type: ignore[arg-type]
+        for batches_RBN in batches_SRBN:
+            for rank, batch_BN in enumerate(batches_RBN):
+                expected[rank](batch_BN)
+            model.cross(batches_RBN[world.rank])
+            statistics.average()
+        assert model.cross.running_mean is not None
+        assert model.cross.running_var is not None
+        mean, var = model.cross.running_mean.clone(), model.cross.running_var.clone()
+        assert torch.allclose(mean, torch.stack([norm.running_mean for norm in expected]).mean(dim=0), atol=1e-6)
+        assert torch.allclose(var, torch.stack([norm.running_var for norm in expected]).mean(dim=0), atol=1e-6)
+        hashes = torch.stack(world.gather("test", bit_hash([mean, var])))
+        assert len(hashes.unique()) == 1, "equal bit for bit"
+        assert (model.crossed.running_mean == world.rank).all(), "a frozen tower keeps its statistics"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_running_statistics_become_the_mean_over_the_ranks(run_ranks: Any, ranks: int) -> None:
+    run_ranks(ranks, averaged_statistics, ranks)
 
 
 def test_comparisons_are_due_at_the_start_and_every_so_many_steps() -> None:
