@@ -166,6 +166,8 @@ class Trainer:
             finally:
                 batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
             self.position = position = self._next_position()
+        if self.parts.world.size > 1 and not self.parts.replicas.is_due(position.step):
+            self._compare_replicas()
         self._evaluate()
         self._save()
         if self.last_eval is None and self.parts.eval_loader is not None:

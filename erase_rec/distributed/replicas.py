@@ -23,7 +23,7 @@ class DivergenceError(RuntimeError):
 
 
 class ReplicaGuard:
-    """Compares the replicas of a model at the start and every ``check_every`` steps."""
+    """Compares the replicas of a model at the start, every ``check_every`` steps and at the end."""
 
     def __init__(self, world: World, model: CTRModel, check_every: int) -> None:
         """Compares nothing yet.

@@ -150,6 +150,38 @@ def test_a_tower_that_raises_on_one_rank_ends_all(checkout: Path, tmp_path: Path
     assert summary(tmp_path)["train"]["steps"] == 3
 
 
+SKIPPING = """
+import os, sys
+sys.path.insert(0, {checkout!r})
+from erase_rec.distributed.world import World
+
+def mean_or_not(self, group, tensor):
+    skipped = os.environ["RANK"] == "1" and self.collectives.step == 4 and group == "mask.0"
+    return mean(self, group, tensor.clone() if skipped else tensor)
+
+mean = World.mean
+World.mean = mean_or_not
+import train
+train.run(train.app)
+"""
+
+
+@pytest.mark.parametrize(("check_every", "seen_at"), [(3, 6), (100, 8)])
+def test_a_rank_that_skips_one_reduction_is_found(
+    checkout: Path, tmp_path: Path, check_every: int, seen_at: int
+) -> None:
+    """At the next comparison, or at the end of a run that is too short for one."""
+    program = tmp_path / "skipping.py"
+    program.write_text(SKIPPING.format(checkout=str(checkout)))
+    arguments = [*SMALL, *steps(8), "train.local_batch_size=30", f"distributed.check_every={check_every}"]
+    given = dict(each.split("=", 1) for each in arguments)  # the last of a key counts
+    overrides = [f"{key}={value}" for key, value in given.items()]
+    result = torchrun(tmp_path, program, 2, "--config", "ctr_erase.yaml", *overrides, expect=1)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert f"step {seen_at}: the ranks' parameters differ: tower mask (rank 0 | rank 1)" in errors[0]
+
+
 def test_a_loss_that_is_not_finite_ends_all_ranks_with_code_2(checkout: Path, tmp_path: Path) -> None:
     result = start(checkout, tmp_path, 2, "optimizer.dense.lr=1e30", expect=1)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
