@@ -105,6 +105,16 @@ def test_updates_come_after_every_gradient_that_they_use(plan: Plan) -> None:
 
 @PROPERTY
 @given(plan=plans())
+def test_what_follows_a_step_on_the_main_stream_follows_all_of_it(plan: Plan) -> None:
+    """Evaluation, checkpoints and the comparison of replicas read what the towers' streams have updated."""
+    ops = program(plan)
+    log = record(ops)
+    assert ops[-1].key == "end"
+    assert all(log.happens_before(op.key, "end") for op in ops[:-1])
+
+
+@PROPERTY
+@given(plan=plans())
 def test_no_update_comes_before_every_loss_is_checked(plan: Plan) -> None:
     """On the host's order of launch: a loss that is not finite stops every update of the step."""
     order = [op.key for op in program(plan)]
