@@ -73,8 +73,11 @@ class Way:
     ddp_on_default_stream: bool = False
 
 
-BLOCKING = ("schedule.preset=erase", "schedule.dispatch=blocking")
-NON_BLOCKING = ("schedule.preset=erase", "schedule.dispatch=non_blocking")
+EARLY = "schedule.preset=erase"
+BLOCKING = (EARLY, "schedule.dispatch=blocking", "schedule.cuda_graph=none")
+NON_BLOCKING = (EARLY, "schedule.dispatch=non_blocking", "schedule.cuda_graph=none")
+BLOCKING_GRAPHS = (EARLY, "schedule.dispatch=blocking", "schedule.cuda_graph=tower")
+NON_BLOCKING_GRAPHS = (EARLY, "schedule.dispatch=non_blocking", "schedule.cuda_graph=tower")
 WAYS = (
     Way("detached, aggregate, one stream", ("schedule.preset=detached",)),
     Way("detached, aggregate, one stream (again)", ("schedule.preset=detached",)),
@@ -85,8 +88,8 @@ WAYS = (
     Way("non-blocking", NON_BLOCKING, engine_threads=False),
     Way("non-blocking, engine threads", NON_BLOCKING),
     Way("non-blocking, 3 workers", (*NON_BLOCKING, "schedule.workers=3"), engine_threads=False),
-    Way("blocking, tower graphs", (*BLOCKING, "schedule.cuda_graph=tower")),
-    Way("non-blocking, tower graphs", (*NON_BLOCKING, "schedule.cuda_graph=tower"), engine_threads=False),
+    Way("blocking, tower graphs", BLOCKING_GRAPHS),
+    Way("non-blocking, tower graphs", NON_BLOCKING_GRAPHS, engine_threads=False),
     Way(
         "blocking, bucket, per-tower optimizer",
         (*BLOCKING, "distributed.reduction=bucket", "schedule.optimizer=per_tower"),
@@ -97,7 +100,7 @@ WAYS = (
     Way("non-blocking, DDP FUP=True (row 0)", (*NON_BLOCKING, *DDP_FUP), engine_threads=False),
     Way(
         "non-blocking, tower graphs, DDP FUP=False (row 1)",
-        (*NON_BLOCKING, *DDP, "schedule.cuda_graph=tower"),
+        (*NON_BLOCKING_GRAPHS, *DDP),
         engine_threads=False,
     ),
 )
@@ -206,7 +209,7 @@ def main(
     config: Annotated[str, typer.Option("--config", help="A YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value.")] = None,
     only: Annotated[str, typer.Option(help="Take only ways whose name holds this, and the first.")] = "",
-    rounds: Annotated[int, typer.Option(min=2, help="Times that all ways take their turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=5, help="Times that all ways take their turn.")] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a turn.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.gpu
 SMALL = ["data.params={rows: 20000, eval_rows: 2000}", "train.local_batch_size=2048", "train.device=cuda"]
 LAUNCH = {
     "aggregate": ["schedule.preset=detached"],
-    "blocking": ["schedule.preset=erase", "schedule.dispatch=blocking"],
-    "non_blocking": ["schedule.preset=erase", "schedule.dispatch=non_blocking"],
+    "blocking": ["schedule.preset=erase", "schedule.dispatch=blocking", "schedule.cuda_graph=none"],
+    "non_blocking": ["schedule.preset=erase", "schedule.dispatch=non_blocking", "schedule.cuda_graph=none"],
     "graph": ["schedule.preset=erase", "schedule.dispatch=blocking", "schedule.cuda_graph=tower"],
     "graph_non_blocking": ["schedule.preset=erase", "schedule.dispatch=non_blocking", "schedule.cuda_graph=tower"],
 }
