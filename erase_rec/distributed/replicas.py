@@ -79,7 +79,7 @@ class RunningStatistics:
     def __init__(self, world: World, model: CTRModel) -> None:
         """Finds them in ``model``, which is in training mode."""
         self._world = world
-        blocks = [*(model.tower(name) for name in model.tower_names()), model.over_arch]
+        blocks: list[TowerBlock | OverArch] = [*map(model.tower, model.tower_names()), model.over_arch]
         trained = [module for block in blocks for module in _modules(block) if module.training]
         self._held = [
             value for module in trained for value in module.buffers(recurse=False) if value.is_floating_point()
@@ -91,7 +91,7 @@ class RunningStatistics:
             return
         flat = torch.cat([value.flatten() for value in self._held])
         self._world.mean("statistics", flat).wait()
-        means = flat.split([value.numel() for value in self._held])
+        means = torch.split(flat, [value.numel() for value in self._held])
         torch._foreach_copy_(self._held, [mean.view_as(value) for mean, value in zip(means, self._held, strict=True)])
 
 
