@@ -121,7 +121,7 @@ class TowerGraphs:
         if not self._active or op.tower not in self._towers:
             return compute()
         if self._capturing:
-            self._captured[op.key] = self._capture(op, compute)
+            return self._capture(op, compute)
         captured = self._captured[op.key]
         captured.graph.replay()
         return captured.outputs
@@ -130,7 +130,8 @@ class TowerGraphs:
         """A copy, on the current stream."""
         return value.clone() if self._active else value
 
-    def _capture(self, op: Op, compute: Callable[[], Outputs]) -> _Captured:
+    def _capture(self, op: Op, compute: Callable[[], Outputs]) -> Outputs:
+        """Captures, replays, and returns what the tower's next operations are captured on."""
         assert op.tower is not None
         graph = torch.cuda.CUDAGraph()
         pool = self._pools.setdefault((op.tower, op.micro), torch.cuda.graph_pool_handle())
@@ -140,7 +141,10 @@ class TowerGraphs:
         with torch.cuda.graph(graph, pool=pool, stream=self._stream):  # synchronises the host
             outputs = compute()
         torch._C._cuda_clearCublasWorkspaces()
-        return _Captured(graph, outputs)
+        # Kept without their autograd graph: it would keep the parameters' accumulators, made on the capturing stream.
+        self._captured[op.key] = _Captured(graph, [None if value is None else value.detach() for value in outputs])
+        graph.replay()
+        return outputs
 
 
 def make_graphs(plan: Plan, model: CTRModel, device: torch.device) -> Graphs:

@@ -51,8 +51,8 @@ def test_a_measured_step_keeps_the_order_that_its_program_guarantees(dispatch: s
     with ShortRun.open("ctr_erase.yaml", [*SMALL, f"schedule.dispatch={dispatch}"]) as run:
         for batch in run.batches(3):
             run.parts.step(batch)
-        intervals = {interval.op.key: interval for interval in run.streams.intervals()}
-        for key, earlier in guaranteed_order(program(run.plan)).items():
+        intervals = {interval.op.key: interval for interval in run.parts.streams.intervals()}
+        for key, earlier in guaranteed_order(program(run.parts.plan)).items():
             for other in earlier:
                 assert intervals[other].end_ms <= intervals[key].start_ms + RESOLUTION_MS, (other, key)
 
@@ -63,5 +63,5 @@ def test_a_measured_step_keeps_the_order_that_its_program_guarantees(dispatch: s
 def test_the_audit_passes(changes: list[str]) -> None:
     with ShortRun.open("ctr_erase.yaml", [*SMALL, *changes]) as run:
         for batch in run.batches(2):
-            assert audit(run.parts.model, run.plan, run.losses, batch).findings == ()
+            assert audit(run.parts.model, run.parts.plan, run.losses, batch).findings == ()
             run.parts.step(batch)
