@@ -170,10 +170,11 @@ class GradientProgram:
                 self.wait(block)
 
         state = self.run(batch, {"update": wait})
-        parameters = {
-            name: self.reduction.gradient(block, name) for block, held in self.blocks.items() for name in held
-        }
-        return Gradients(parameters, self.pooled_gradient(state))
+        found = {name: self.reduction.gradient(block, name) for block, held in self.blocks.items() for name in held}
+        # Copies: a bucket and a captured tower write the next gradients where these are.
+        parameters = {name: None if gradient is None else gradient.clone() for name, gradient in found.items()}
+        pooled = self.pooled_gradient(state)
+        return Gradients(parameters, None if pooled is None else pooled.clone())
 
     def pooled_gradient(self, state: StepState) -> Tensor | None:
         """Sum of the leaves' gradients in tower order, [B, E]; None when no leaf has one."""

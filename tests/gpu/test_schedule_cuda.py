@@ -28,7 +28,8 @@ def load(*overrides: str):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_streams_change_no_gradient(tmp_path, preset: str, precision: str) -> None:  # type: ignore[no-untyped-def]
     """Twenty batches in a row without a host synchronisation: a missing wait shows as a difference."""
-    config = load(f"schedule.preset={preset}", f"train.precision={precision}", "train.device=cuda")
+    eager = "schedule.cuda_graph=none"
+    config = load(f"schedule.preset={preset}", eager, f"train.precision={precision}", "train.device=cuda")
     machine = Machine.prepare(config)
     datasets = build_datasets(config, pin=True)
     model = build_parts(config, datasets, RunFolder(tmp_path), machine, World()).model
