@@ -72,6 +72,7 @@ class Trainer:
         position: where it starts, and where it is.
         last_eval: the newest evaluation of this process.
         overlap: of the last logged step.
+        check_interrupt: called after each step; raises to end the run.
     """
 
     parts: Parts
@@ -80,6 +81,7 @@ class Trainer:
     position: Position = field(default_factory=Position)
     last_eval: EvalResult | None = None
     overlap: OverlapReport | None = None
+    check_interrupt: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Derives the loop's state from the configuration."""
@@ -163,6 +165,7 @@ class Trainer:
                     if batch is None:
                         break
                     self._train_on(batch)
+                    self.check_interrupt()
             finally:
                 batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
             self.position = position = self._next_position()

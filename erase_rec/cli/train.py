@@ -197,6 +197,8 @@ def _audit(parts: Parts, machine: Machine, log: RunLog, position: Position) -> s
 
 def _fit(trainer: Trainer, datasets: Datasets, folder: RunFolder, start: Path | None) -> Summary:
     """Trains to the end; the first rank leaves a summary whatever happens to whichever rank."""
+    from erase_rec.interrupt import noted_interrupts
+
     world, progress = trainer.parts.world, trainer.progress
 
     def last_words() -> None:
@@ -208,7 +210,8 @@ def _fit(trainer: Trainer, datasets: Datasets, folder: RunFolder, start: Path | 
     try:
         if start is not None:
             trainer.resume(start)
-        status = trainer.fit()
+        with noted_interrupts() as trainer.check_interrupt:
+            status = trainer.fit()
     except KeyboardInterrupt:
         status = "interrupted"
         progress.message(f"interrupted; continue with: python train.py --resume {folder.path}")

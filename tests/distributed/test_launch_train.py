@@ -128,7 +128,7 @@ from models.towers import dcn_v2
 
 def fail(self, dense, sparse):
     self.calls = getattr(self, "calls", 0) + 1
-    if os.environ["RANK"] == "1" and self.calls > 3:
+    if os.environ["RANK"] == "1" and self.calls > 5:  # the audit of the first batch calls it twice, then three steps do
         raise ValueError("planted")
     return forward(self, dense, sparse)
 
