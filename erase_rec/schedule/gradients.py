@@ -101,6 +101,7 @@ class GradientProgram:
         self._programs: dict[int, tuple[Op, ...]] = {}
         self._towers = {tower.name: model.tower(tower.name) for tower in plan.towers}
         self._late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
+        self._train_tables = {tower.name for tower in plan.towers if self._leaf_needs_gradient(tower)}
         self._states = TowerStates(tower.name for tower in plan.towers)
         self._run_op: dict[str, Handler] = {
             "lookup": self._lookup,
@@ -251,7 +252,7 @@ class GradientProgram:
         micro, tower = state.micros[op.micro], self._tower(op)
         self._states.advance(tower.name, Phase.FORWARD, op.micro)
         leaf = state.tower_input[micro.rows]
-        if self._leaf_needs_gradient(tower):
+        if tower.name in self._train_tables:
             leaf.requires_grad_()
         inputs = [self._graphs.hold(f"{op.key}:{name}", self._cut(micro.outputs, name)) for name in tower.inputs]
 
