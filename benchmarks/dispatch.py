@@ -28,12 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.dataset import Datasets, build_datasets
 from erase_rec import environment
 from erase_rec.batch import Batch
-from erase_rec.cli.assembly import ContentCatalog, Machine
+from erase_rec.cli.assembly import ContentCatalog, Machine, make_optimizer
 from erase_rec.cli.bench import resident_batches, speed_interval, timed_turn
 from erase_rec.cli.main import run
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config
-from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.world import World
 from erase_rec.finite import FiniteGuard
@@ -45,7 +44,7 @@ from erase_rec.schedule.overlap import overlap_report
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.program import program
 from erase_rec.schedule.reduction.build import make_reduction
-from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
+from erase_rec.schedule.step import ScheduledStep
 from erase_rec.schedule.streams import NullStreams, make_streams
 from models.ctr_model import build_local_losses, build_model
 from models.embeddings.build import build_embeddings
@@ -196,9 +195,7 @@ def build(way: Way, config: Config, datasets: Datasets, embeddings: Embeddings, 
         if by_worker
         else BlockingDispatch(),
     )
-    apart = plan.optimizer == "per_tower"
-    optimizer = DenseOptimizer(config.optimizer.dense, blocks if apart else {DENSE_BLOCK: gradients.dense_parameters()})
-    step = ScheduledStep(gradients, optimizer, FiniteGuard(datasets.train.locate))
+    step = ScheduledStep(gradients, make_optimizer(config, gradients), FiniteGuard(datasets.train.locate))
     off = not (way.engine_threads or by_worker)
     return Arm(
         way, step, streams, plan, lambda: torch.autograd.set_multithreading_enabled(False) if off else nullcontext()

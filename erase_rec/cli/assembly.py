@@ -125,6 +125,13 @@ def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
     return score
 
 
+def make_optimizer(config: Config, gradients: GradientProgram) -> DenseOptimizer:
+    """A block a tower where towers are updated or clipped by themselves, else all dense parameters in one."""
+    apart = gradients.plan.optimizer == "per_tower" or config.optimizer.dense.clip == "per_tower"
+    blocks = gradients.blocks if apart else {DENSE_BLOCK: gradients.dense_parameters()}
+    return DenseOptimizer(config.optimizer.dense, blocks)
+
+
 def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine, world: World) -> Parts:
     """Everything that the trainer needs, with initial weights."""
     torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
@@ -145,8 +152,7 @@ def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: 
         autocast_dtype=machine.autocast_dtype,
         reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
     )
-    apart = plan.optimizer == "per_tower" or config.optimizer.dense.clip == "per_tower"
-    optimizer = DenseOptimizer(config.optimizer.dense, blocks if apart else {DENSE_BLOCK: gradients.dense_parameters()})
+    optimizer = make_optimizer(config, gradients)
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
     return Parts(
