@@ -1,4 +1,9 @@
-"""Ranks as forked processes: a test gives a function, each rank runs it, and its results come back in rank order."""
+"""Ranks as processes: a test gives a function, each rank runs it, and its results come back in rank order.
+
+A rank is forked from a server that has one thread and has imported what ranks need. Forked from the test process
+itself, a rank can hang for ever: threads that run there (of the store, of autograd, of earlier groups) may hold locks
+that nobody releases in the child.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,18 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 import pytest
+import torch
 import torch.distributed as dist
+
+
+_IMPORTED_ONCE = ["torch", "torchrec", "fbgemm_gpu", "pytest", "erase_rec.cli.assembly"]
 
 
 class RunRanks(Protocol):
@@ -23,18 +34,27 @@ class RunRanks(Protocol):
         ...
 
 
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[BaseContext]:
+    """Where ranks are forked; its own numpy starts no thread."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED_ONCE)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OPENBLAS_NUM_THREADS", "1")
+        yield context
+
+
 @pytest.fixture
-def run_ranks() -> RunRanks:
+def run_ranks(rank_server: BaseContext) -> RunRanks:
     """Runs ranks whose environment is as torchrun makes it; the function joins them by ``join_world``."""
 
     def run(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("fork")
         pipes, processes = [], []
         for rank in range(size):
-            receiver, sender = context.Pipe(duplex=False)
-            target_arguments = (sender, rank, size, store.port, function, arguments)
-            process = context.Process(target=_rank, args=target_arguments, daemon=True)
+            receiver, sender = rank_server.Pipe(duplex=False)
+            target_arguments = (sender, warnings.filters, rank, size, store.port, function, arguments)
+            process = rank_server.Process(target=_rank, args=target_arguments, daemon=True)
             process.start()
             sender.close()
             pipes.append(receiver)
@@ -54,8 +74,16 @@ def run_ranks() -> RunRanks:
 
 
 def _rank(
-    sender: Connection, rank: int, size: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    sender: Connection,
+    filters: Sequence[Any],
+    rank: int,
+    size: int,
+    port: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
+    warnings.filters[:] = filters
+    torch.set_num_threads(1)
     numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
