@@ -22,7 +22,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-
 _IMPORTED_ONCE = ["torch", "torchrec", "fbgemm_gpu", "pytest", "erase_rec.cli.assembly"]
 
 
