@@ -11,11 +11,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from data.encoding import BoolArray, IntArray
 from data.errors import DataError
-from data.feature_cells import column_of, columns_of, features_of
-from data.features import Features
-from data.features_fit import FeaturesFit
+from data.features.columns import column_of, columns_of, features_of
+from data.features.encoding import BoolArray, IntArray
+from data.features.fit import FeaturesFit
+from data.features.fitted import Features
 from data.loader import Loader
 from data.registry import WITHOUT_FILES, SourceCatalog, open_source
 from data.shuffle import held_out
@@ -179,7 +179,7 @@ def unseen_remarks(share_of: dict[str, float], share: float) -> list[str]:
 
 
 def load_features(folder: Path) -> Features:
-    """The fitted features of a run; see :meth:`data.features.Features.load`."""
+    """The fitted features of a run; see :meth:`data.features.fitted.Features.load`."""
     return Features.load(folder)
 
 

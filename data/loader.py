@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.encoding import IntArray
+from data.features.encoding import IntArray
 from data.shuffle import epoch_order
 from data.table import EncodedTable
 from erase_rec.batch import Batch, SparseBatch

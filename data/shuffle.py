@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from data.encoding import BoolArray, IntArray
+from data.features.encoding import BoolArray, IntArray
 
 
 def epoch_order(num_rows: int, *, seed: int, epoch: int) -> IntArray:

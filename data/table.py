@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from data.bags import ragged_positions
-from data.encoding import UNSEEN_ROW, IntArray
+from data.features.bags import ragged_positions
+from data.features.encoding import UNSEEN_ROW, IntArray
 
 FloatArray = npt.NDArray[np.float32]
 RowArray = npt.NDArray[np.int32 | np.int64]

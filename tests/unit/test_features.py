@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.dense import LARGEST, Moments, Standard, transform
 from data.errors import DataError
-from data.features import ENCODINGS_FILE, STATE_FILE, Features
-from data.features_fit import FeaturesFit
-from data.hashing import hash_texts
+from data.features.dense import LARGEST, Moments, Standard, transform
+from data.features.fit import FeaturesFit
+from data.features.fitted import ENCODINGS_FILE, STATE_FILE, Features
+from data.features.hashing import hash_texts
 from data.sources.source import Block
 from data.table import EncodedTable, concatenate
 from erase_rec.config.schema import DenseFeatureConfig, FeaturesConfig, LabelConfig

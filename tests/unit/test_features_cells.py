@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.bags import CellBags, read_bags
-from data.cells import BadCellError, BadColumnError, Cells, read_categories, read_numbers
+from data.features.bags import CellBags, read_bags
+from data.features.cells import BadCellError, BadColumnError, Cells, read_categories, read_numbers
 
 
 def column(array: Any) -> pa.ChunkedArray:

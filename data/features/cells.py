@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.encoding import BoolArray, IntArray
+from data.features.encoding import BoolArray, IntArray
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from data.cells import BadCellError, first_unparsable
-from data.encoding import FIRST_ROW, MISSING_ROW, IntArray
+from data.features.cells import BadCellError, first_unparsable
+from data.features.encoding import FIRST_ROW, MISSING_ROW, IntArray
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class IdRange:
         return FIRST_ROW + self.num_embeddings
 
     def rows(self, texts: pa.Array) -> IntArray:
-        """As :meth:`data.encoding.Encoding.rows`; refuses what is no whole number of the range."""
+        """As :meth:`data.features.encoding.Encoding.rows`; refuses what is no whole number of the range."""
         try:
             numbers = texts.cast(pa.int64())
         except pa.ArrowInvalid:

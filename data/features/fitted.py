@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data.bags import CellBags
-from data.cells import BadCellError, Cells
-from data.dense import Standard, transform
-from data.encoding import Encoding, IntArray
 from data.errors import DataError
-from data.feature_cells import cells_of, origin_of, placed, read_dense, read_sparse, subject_of
-from data.hashing import HashBuckets
-from data.id_range import IdRange
-from data.label import read_labels
+from data.features.bags import CellBags
+from data.features.cells import BadCellError, Cells
+from data.features.columns import cells_of, origin_of, placed, read_dense, read_sparse, subject_of
+from data.features.dense import Standard, transform
+from data.features.encoding import Encoding, IntArray
+from data.features.hashing import HashBuckets
+from data.features.id_range import IdRange
+from data.features.label import read_labels
+from data.features.vocabulary import Vocabulary
 from data.sources.source import Block
 from data.table import Bags, EncodedTable
-from data.vocabulary import Vocabulary
 from erase_rec.config.schema import FeaturesConfig, LabelConfig, SparseFeatureConfig
 
 FORMAT = 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from data.cells import FloatArray
+from data.features.cells import FloatArray
 from erase_rec.config.schema import DenseFeatureConfig
 
 LARGEST = float(np.finfo(np.float32).max)

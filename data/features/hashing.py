@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pandas.util import hash_array
 
-from data.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, BoolArray, IntArray
+from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, BoolArray, IntArray
 
 
 def hash_texts(texts: pa.Array) -> npt.NDArray[np.uint64]:
@@ -36,7 +36,7 @@ class HashBuckets:
         return FIRST_ROW + len(self.seen)
 
     def rows(self, texts: pa.Array) -> IntArray:
-        """As :meth:`data.encoding.Encoding.rows`; never refuses a text."""
+        """As :meth:`data.features.encoding.Encoding.rows`; never refuses a text."""
         buckets = _buckets(texts.fill_null(""), len(self.seen))
         rows = np.where(self.seen[buckets], buckets + FIRST_ROW, UNSEEN_ROW)
         rows[texts.is_null().to_numpy(zero_copy_only=False)] = MISSING_ROW
@@ -61,7 +61,7 @@ class HashFit:
         self._seen: BoolArray = np.zeros(num_embeddings, dtype=np.bool_)
 
     def add(self, texts: pa.Array, counts: IntArray) -> None:
-        """As :meth:`data.encoding.Fit.add`."""
+        """As :meth:`data.features.encoding.Fit.add`."""
         self._seen[_buckets(texts, len(self._seen))] = True
 
     def finish(self) -> HashBuckets:

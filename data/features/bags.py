@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.cells import (
+from data.features.cells import (
     BadCellError,
     BadColumnError,
     Cells,
@@ -20,7 +20,7 @@ from data.cells import (
     read_categories,
     read_numbers,
 )
-from data.encoding import IntArray
+from data.features.encoding import IntArray
 
 BAG_TYPES = "a list of integers, floats, decimals, booleans or texts, or text with a separator"
 

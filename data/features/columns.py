@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from data.bags import CellBags, read_bags
-from data.cells import BadCellError, BadColumnError, Cells, FloatArray, read_categories, read_numbers
 from data.errors import DataError
+from data.features.bags import CellBags, read_bags
+from data.features.cells import BadCellError, BadColumnError, Cells, FloatArray, read_categories, read_numbers
 from data.sources.source import Block
 from data.table import Origin
 from erase_rec.config.schema import DenseFeatureConfig, FeaturesConfig, SparseFeatureConfig

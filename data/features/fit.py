@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.bags import CellBags
-from data.cells import select_cells
-from data.dense import Moments, Standard
-from data.encoding import BoolArray, Fit
-from data.feature_cells import cells_of, columns_of, read_dense, read_sparse
-from data.features import Features, size_of
-from data.hashing import HashFit
-from data.id_range import IdRange
+from data.features.bags import CellBags
+from data.features.cells import select_cells
+from data.features.columns import cells_of, columns_of, read_dense, read_sparse
+from data.features.dense import Moments, Standard
+from data.features.encoding import BoolArray, Fit
+from data.features.fitted import Features, size_of
+from data.features.hashing import HashFit
+from data.features.id_range import IdRange
+from data.features.vocabulary import VocabularyFit
 from data.sources.source import Block
-from data.vocabulary import VocabularyFit
 from erase_rec.config.schema import FeaturesConfig, SparseFeatureConfig
 
 

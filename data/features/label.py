@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data.cells import BadCellError, read_categories, read_numbers
-from data.encoding import IntArray
+from data.features.cells import BadCellError, read_categories, read_numbers
+from data.features.encoding import IntArray
 from erase_rec.config.schema import LabelConfig
 
 LabelArray = npt.NDArray[np.uint8]

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray
+from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray
 
 
 class Vocabulary:
@@ -24,7 +24,7 @@ class Vocabulary:
         return FIRST_ROW + len(self._categories)
 
     def rows(self, texts: pa.Array) -> IntArray:
-        """As :meth:`data.encoding.Encoding.rows`; what is not in the vocabulary is unseen, nothing is refused."""
+        """As :meth:`data.features.encoding.Encoding.rows`; what is not in the vocabulary is unseen, nothing is refused."""
         found = self._index.get_indexer(pd.Index(texts.to_numpy(zero_copy_only=False), dtype=object))
         rows = np.where(found < 0, UNSEEN_ROW, found + FIRST_ROW)
         rows[texts.is_null().to_numpy(zero_copy_only=False)] = MISSING_ROW
@@ -46,7 +46,7 @@ class VocabularyFit:
         self._pending_rows = 0
 
     def add(self, texts: pa.Array, counts: IntArray) -> None:
-        """As :meth:`data.encoding.Fit.add`."""
+        """As :meth:`data.features.encoding.Fit.add`."""
         self._pending.append(pa.table({"text": texts, "count": pa.array(counts)}))
         self._pending_rows += len(texts)
         # Merging when the pending texts outnumber the counted ones keeps the whole work linear.
