@@ -24,7 +24,7 @@ class Vocabulary:
         return FIRST_ROW + len(self._categories)
 
     def rows(self, texts: pa.Array) -> IntArray:
-        """As :meth:`data.features.encoding.Encoding.rows`; what is not in the vocabulary is unseen, nothing is refused."""
+        """As :meth:`data.features.encoding.Encoding.rows`; what it lacks is unseen, nothing is refused."""
         found = self._index.get_indexer(pd.Index(texts.to_numpy(zero_copy_only=False), dtype=object))
         rows = np.where(found < 0, UNSEEN_ROW, found + FIRST_ROW)
         rows[texts.is_null().to_numpy(zero_copy_only=False)] = MISSING_ROW

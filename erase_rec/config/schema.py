@@ -39,17 +39,44 @@ class LabelConfig(Model):
     """Threshold rule for a rating column: 1 where the value is at least this."""
 
 
+class SplitConfig(Model):
+    """Which rows of the training files are held out where ``data.eval`` names no files."""
+
+    by: Literal["row", "hash", "column", "time"] = "row"
+    """``row``: ``data.eval_fraction`` of the rows by a hash of (seed, row). ``hash``: of the values of ``column`` by a
+    hash of (seed, value), so that all rows of a user stay together. ``column``: the rows whose ``column`` holds one of
+    ``values``. ``time``: the rows whose ``column`` is at ``since`` or later."""
+    column: Text | None = None
+    values: Texts = ()
+    since: Text | None = None
+    """A number, or a time in ISO 8601."""
+
+
 class DataConfig(Model):
     """Where rows come from. ``params`` belongs to the source's ``kind``."""
 
     kind: Text
     train: Texts = ()
-    """Paths or globs."""
+    """Paths, globs, or URLs that fsspec opens (``s3://...``)."""
     eval: Texts = ()
     eval_fraction: Fraction | None = None
-    """Share of the training rows held out by a hash of (seed, row) when ``eval`` names no file."""
+    """Share of the training rows that ``split`` holds out when ``eval`` names no file."""
+    split: SplitConfig = SplitConfig()
+    prepared: Text | None = None
+    """Folder that ``erase-rec prepare`` wrote for these data, label, split and features: rows are read from there."""
+    reading: Literal["memory", "stream"] = "memory"
+    """Rows that are not prepared: encoded once and kept in memory, or read and encoded again in every epoch."""
     label: LabelConfig = LabelConfig()
+    row_id: Text | None = None
+    """Column that names each row; no value may be on both sides of the split, or twice on one."""
+    bad_rows: Literal["error", "skip", "quarantine"] = "error"
+    """Rows that cannot be read: stop at the first, leave them out and count them, or also write them to a file."""
+    max_bad_share: Fraction = 0.01
+    """``skip`` and ``quarantine``: more bad rows than this share (and than 100) end the reading."""
     shuffle: Boolean = True
+    shuffle_window: PositiveInt = 262_144
+    """Rows that are shuffled among each other, at least: blocks of rows are drawn in random order until they hold so
+    many. Memory grows with it."""
     workers: NonNegativeInt = 0
     """Threads that assemble batches ahead of the step; the order does not depend on it."""
     params: ComponentParams = Field(default_factory=dict)
