@@ -1,7 +1,7 @@
 """Encoded rows, column by column: what features make, what is stored, and what batches are cut from.
 
-A block holds the rows of one chunk of input (see :mod:`data.sources.source`) that fell into one split. It is the unit of
-shuffling, of storage (a record batch of the prepared format) and of streaming, so batches are the same, bit for bit,
+A block holds the rows of one chunk of input (see :mod:`data.sources.source`) that fell into one split. It is the unit
+of shuffling, of storage (a record batch of the prepared format) and of streaming, so batches are the same, bit for bit,
 whether rows come from memory, a prepared folder or straight from the files. Every column is a NumPy array of its own;
 memory-mapped ones will do.
 """
