@@ -1,4 +1,4 @@
-"""Rules on data, label and features."""
+"""Rules on label and features."""
 
 from __future__ import annotations
 
@@ -85,12 +85,6 @@ def _both_classes(config: Config) -> Iterator[Finding]:
         yield Finding((*LABEL, "negative"), found, also=((*LABEL, "positive"),))
 
 
-def _two_evaluation_sets(config: Config) -> Iterator[Finding]:
-    if config.data.eval and config.data.eval_fraction is not None:
-        found = "is given beside files in data.eval"
-        yield Finding(("data", "eval_fraction"), found, also=(("data", "eval"),))
-
-
 FEATURE_RULES = (
     Rule(
         "`features.dense` and `features.sparse` both empty",
@@ -139,11 +133,5 @@ FEATURE_RULES = (
         "a row has one label",
         "keep it in one list",
         _both_classes,
-    ),
-    Rule(
-        "`data.eval_fraction` together with files in `data.eval`",
-        "evaluation rows come from one place",
-        "drop one: data.eval_fraction: null, or data.eval: []",
-        _two_evaluation_sets,
     ),
 )

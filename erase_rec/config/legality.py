@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from erase_rec.config.data_rules import DATA_RULES
 from erase_rec.config.feature_rules import FEATURE_RULES
 from erase_rec.config.relevance import ignored_settings
 from erase_rec.config.rules import Finding, Rule
@@ -101,6 +102,7 @@ def _reduction(config: Config) -> Reduction:
 
 
 RULES: tuple[Rule, ...] = (
+    *DATA_RULES,
     *FEATURE_RULES,
     *TOWER_RULES,
     *TRAINING_RULES,

@@ -40,6 +40,9 @@ def _rows(section: KeyPath, selector: str, **keys: tuple[str | bool | None, ...]
 
 
 RELEVANCE = (
+    *_rows(("data", "split"), "by", column=("hash", "column", "time"), values=("column",), since=("time",)),
+    *_rows(("data",), "bad_rows", max_bad_share=("skip", "quarantine")),
+    *_rows(("data",), "shuffle", shuffle_window=(True,)),
     *_rows(SPARSE_FEATURES, "encoding", min_count=("vocabulary",)),
     *_rows(SPARSE_FEATURES, "multi_valued", separator=(True,), weights=(True,), max_length=(True,)),
     *_rows(SPARSE_FEATURES, "pooling", weights=("sum",)),

@@ -49,6 +49,12 @@ def sparse(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"sparse": [{"name": f"C{at}", "encoding": "vocabulary"} | entry for at, entry in enumerate(entries)]}
 
 
+def split(**keys: Any) -> dict[str, Any]:
+    """A data section whose ``split`` holds ``keys``; ``eval`` and ``eval_fraction`` are its neighbours."""
+    beside = {key: keys.pop(key) for key in ("eval", "eval_fraction", "label", "row_id") if key in keys}
+    return {"data": {"kind": "csv", "split": keys} | beside}
+
+
 def broken(config: Config) -> list[tuple[str, str]]:
     """Key and message of every finding."""
     return [
@@ -94,6 +100,47 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "'2'",
     ),
     ("two eval sets", {"data": {"kind": "csv", "eval": "e", "eval_fraction": 0.1}}, "data.eval_fraction", "drop one"),
+    (
+        "split beside files",
+        split(eval="e", by="time", column="t", since="5"),
+        "data.split.by",
+        "is time beside files in data.eval",
+    ),
+    ("split by nothing", split(by="hash", eval_fraction=0.1), "data.split.column", "by: hash names no column"),
+    ("hash of how many", split(by="hash", column="user"), "data.eval_fraction", "give data.eval_fraction"),
+    ("column of what", split(by="column", column="day"), "data.split.values", "list the values"),
+    ("time from when", split(by="time", column="day"), "data.split.since", "give data.split.since"),
+    (
+        "fraction of a time",
+        split(by="time", column="day", since="5", eval_fraction=0.1),
+        "data.eval_fraction",
+        "split.by: time",
+    ),
+    ("no time", split(by="time", column="day", since="June"), "data.split.since", "found 'June'"),
+    ("no finite time", split(by="time", column="day", since="nan"), "data.split.since", "finite"),
+    (
+        "split by the label",
+        split(by="column", column="y", values=["1"], label={"column": "y"}),
+        "data.split.column",
+        "split by another column",
+    ),
+    ("label as row id", split(row_id="y", label={"column": "y"}), "data.row_id", "the label's column 'y'"),
+    (
+        "prepared stream",
+        {"data": {"kind": "csv", "prepared": "p", "reading": "stream"}},
+        "data.reading",
+        "data.prepared: null",
+    ),
+    ("idle split column", split(column="user"), "data.split.column", "by: hash or column or time only"),
+    (
+        "idle split values",
+        split(by="hash", column="u", values="1", eval_fraction=0.1),
+        "data.split.values",
+        "by: column",
+    ),
+    ("idle since", split(since="5"), "data.split.since", "by: time only"),
+    ("idle share", {"data": {"kind": "csv", "max_bad_share": 0.5}}, "data.max_bad_share", "skip or quarantine"),
+    ("idle window", {"data": {"kind": "csv", "shuffle": False, "shuffle_window": 5}}, "data.shuffle_window", "true"),
     ("untrained tower", {"towers": towers({}, {"loss": None})}, "towers.1.loss", "'t1' is detached and has no loss"),
     ("weightless", {"towers": towers({}, {"loss": {"weight": 0}})}, "towers.1.loss", "a loss of weight 0"),
     (
@@ -277,6 +324,14 @@ def test_every_rule_has_a_bad_example() -> None:
 
 GOOD: list[dict[str, Any]] = [
     {},
+    {"data": {"kind": "csv", "eval": "e"}},
+    split(eval_fraction=0.1),
+    split(by="hash", column="user", eval_fraction=0.1, row_id="id"),
+    split(by="column", column="day", values=["6", ""]),
+    split(by="time", column="hour", since="14102110"),
+    split(by="time", column="at", since="2019-11-24T00:00:00+09:00"),
+    {"data": {"kind": "csv", "bad_rows": "quarantine", "max_bad_share": 0.5}},
+    {"data": {"kind": "csv", "prepared": "p", "shuffle_window": 5}},
     {"schedule": {"preset": "exact"}, "towers": towers({"loss": None})},
     {"schedule": {"preset": "exact"}, "towers": towers({"loss": {"weight": 0}})},
     {"towers": towers({"stream": "shared"}, {"stream": "shared"}, {"stream": "main"})},
