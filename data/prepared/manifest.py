@@ -1,0 +1,199 @@
+"""``manifest.json`` of a prepared folder: all that is known of it without reading a part file. Written last.
+
+The folder: ``manifest.json``; ``features/``, the fitted features; ``train/part-00000.arrow`` and so on (see
+:mod:`data.prepared.part`; numbers of parts without rows are left out); ``eval/part-00000.arrow`` and so on where rows
+are held out; ``quarantine.jsonl`` where bad rows were put aside.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data.errors import DataError
+from data.prepared.files import publish_text
+
+FORMAT = "erase-rec prepared"
+VERSION = 1
+FILE = "manifest.json"
+FEATURES = "features"
+SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InputRecord(_Record):
+    """A file that was read: its name, its size, and a text that is another one once the file was written anew."""
+
+    name: str
+    num_bytes: int
+    version: str
+
+
+class BlocksRecord(_Record):
+    """The blocks of a part, a list item a block.
+
+    Attributes:
+        rows: rows of the block.
+        positives: how many of them have label 1.
+        files: position of its file in :attr:`Manifest.files`.
+        firsts: 1-based line or row number of its first row.
+    """
+
+    rows: list[int]
+    positives: list[int]
+    files: list[int]
+    firsts: list[int]
+
+
+class PartRecord(_Record):
+    """A part file; ``file`` is relative to the folder."""
+
+    file: str
+    num_bytes: int
+    sha256: str
+    rows: int
+    positives: int
+    blocks: BlocksRecord
+
+
+class SplitRecord(_Record):
+    """The rows of a split. ``label_rate`` is null without rows.
+
+    ``unseen`` and ``values``: unseen values and all values of each sparse feature, by name.
+    """
+
+    rows: int
+    positives: int
+    label_rate: float | None
+    unseen: dict[str, int]
+    values: dict[str, int]
+    parts: list[PartRecord]
+
+
+class FeatureRecord(_Record):
+    """A feature as it lies in the part files.
+
+    Attributes:
+        name: the columns are ``dense/NAME``, or ``sparse/NAME`` and perhaps ``weights/NAME``.
+        kind: a number, one table row, or a bag of them.
+        table_rows: rows of the embedding table: 0 is missing, 1 unseen, categories follow; null for a number.
+        seen: categories (of ``hash``: buckets) that training rows had; null where that is not known.
+        cells: cells in the rows of ``data.train``, held out or not; an empty bag counts as one.
+        missing: how many of them were missing.
+        clipped: numbers clipped to float32's range; null for a category.
+    """
+
+    name: str
+    kind: Literal["dense", "single", "bag"]
+    table_rows: int | None
+    seen: int | None
+    cells: int
+    missing: int
+    clipped: int | None
+
+
+class BadRowsRecord(_Record):
+    """Rows that could not be read; ``reasons`` counts them without what was found there."""
+
+    policy: Literal["error", "skip", "quarantine"]
+    count: int
+    reasons: dict[str, int]
+
+
+class RowIdsRecord(_Record):
+    """What the check of ``data.row_id`` found.
+
+    Attributes:
+        column: the ids.
+        rows: rows with an id.
+        missing: rows without one, which were not compared.
+        repeated: rows whose id an earlier row of the same split has.
+        examples: places of such pairs, a text each.
+    """
+
+    column: str
+    rows: int
+    missing: int
+    repeated: dict[str, int]
+    examples: list[str]
+
+
+class Manifest(_Record):
+    """The whole file.
+
+    Attributes:
+        format: :data:`FORMAT`.
+        version: :data:`VERSION`.
+        fingerprint: of content and settings, as of a run that reads the same files without preparation.
+        settings: see :func:`data.fingerprint.settings`; ``features`` there is the configuration of the features.
+        inputs: what was read, by ``train`` and ``eval``.
+        files: names of the files that blocks refer to.
+        unit: what line or row numbers count.
+        features: in model order, the dense ones first.
+        splits: ``train``, and ``eval`` where rows are held out.
+        rows_read: rows of all files, bad ones counted.
+        bad_rows: those left out.
+        row_ids: null where ``data.row_id`` names no column.
+        made: command, time and versions.
+    """
+
+    format: str
+    version: int
+    fingerprint: str
+    settings: dict[str, Any]
+    inputs: dict[str, list[InputRecord]]
+    files: list[str]
+    unit: Literal["line", "row"]
+    features: list[FeatureRecord]
+    splits: dict[Literal["train", "eval"], SplitRecord]
+    rows_read: int
+    bad_rows: BadRowsRecord
+    row_ids: RowIdsRecord | None
+    made: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Makes the folder a prepared one: the file appears whole and on the disk."""
+        publish_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a folder.
+
+        Raises:
+            DataError: there is none, or it is of another version, or damaged.
+        """
+        path = folder / FILE
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(_absent(folder)) from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: not readable ({error}); prepare the data again") from error
+        found = plain.get("format") if isinstance(plain, dict) else None
+        if found != FORMAT:
+            raise DataError(f"{path}: not the manifest of a prepared folder: format is {found!r}, not {FORMAT!r}")
+        if plain.get("version") != VERSION:
+            raise DataError(
+                f"{path}: version {plain.get('version')!r} of the format, this program reads {VERSION}; "
+                "prepare the data again, or use the program that wrote it"
+            )
+        try:
+            return cls.model_validate(plain)
+        except ValidationError as error:
+            detail = error.errors(include_url=False)[0]
+            place = ".".join(map(str, detail["loc"]))
+            raise DataError(f"{path}: damaged at {place} ({detail['msg']}); prepare the data again") from None
+
+
+def _absent(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"data.prepared: there is no folder {str(folder)!r}; write it with: erase-rec prepare --out {folder}"
+    if (folder / ".work").is_dir():
+        return f"{folder}: the preparation is not finished; run the same erase-rec prepare command again to go on"
+    return f"{folder}: no {FILE}, so it is not a prepared folder; write one with: erase-rec prepare --out FOLDER"
