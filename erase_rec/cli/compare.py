@@ -1,0 +1,256 @@
+"""``erase-rec compare``: normalized entropy of runs against reference runs, on the same held-out rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from erase_rec.errors import UserError
+
+if TYPE_CHECKING:  # these load torch, which the command line does only after it was checked
+    from erase_rec.text_table import TextTable
+    from eval.comparison import Arm, Gap, ScoredRun
+    from eval.statistics import Interval
+
+ASIDE = ("seed", "run", "distributed")
+"""Sections that do not make another arm."""
+_TOWER = "tower_"
+_SHOWN_KEYS = 3
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; those that differ in the seed alone are one arm.")],
+    reference: Annotated[
+        list[Path], typer.Option("--reference", help="A run folder of the reference arm; give it once a seed.")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the comparison as JSON here.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the gaps here (.png, .svg, .pdf).")] = None,
+) -> None:
+    """Compare NE with intervals over seeds and over rows.
+
+    Each run needs scores.parquet: train with eval.scores=true, or run erase-rec eval --checkpoint RUN --scores
+    RUN/scores.parquet. Runs are paired by seed.
+    """
+    from eval.comparison import compare, plot_gaps, summarize
+
+    base = [_read(path) for path in reference]
+    base_arms = _arms(base)
+    if len(base_arms) > 1:
+        differing = next(iter(_differences(base[0].keys, next(iter(base_arms[1].values())).keys)))
+        raise UserError(f"--reference: the runs are of several arms: they differ in {differing}; name one arm's runs")
+    arms = {_label(arm, base_arms[0]): arm for arm in _arms([_read(path) for path in runs])}
+    gaps: dict[str, Gap] = {}
+    summaries = {"reference": summarize([run.scores for run in base_arms[0].values()])}
+    for name, arm in arms.items():
+        pairs = _pairs(name, arm, base_arms[0])
+        gaps[name] = compare(*pairs)
+        summaries[name] = summarize([run.scores for run in arm.values()])
+    _show(summaries, gaps)
+    try:
+        if out is not None:
+            record = {"arms": _plain(summaries), "gaps_pct": _plain(gaps), "runs": _runs_of(base_arms[0], arms)}
+            out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if plot is not None:
+            plot_gaps(gaps, "the reference", plot)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write the comparison: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run folder that was scored."""
+
+    path: Path
+    seed: int
+    keys: Mapping[str, Any]
+    """The configuration, flat, without what does not make another arm."""
+    scores: ScoredRun
+
+
+_SeedRuns = dict[int, _Run]
+
+
+def _read(path: Path) -> _Run:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import torch
+
+    from erase_rec.cli.assembly import ContentCatalog
+    from erase_rec.config.load import load_config
+    from erase_rec.run_folder import RunFolder
+    from eval.comparison import ScoredRun
+
+    folder = RunFolder.open(path)
+    config = load_config(str(folder.config), catalog=ContentCatalog()).config
+    try:
+        table = pq.read_table(folder.scores).sort_by("row_id")
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: the run has no {folder.scores.name}; train with eval.scores=true, or run: erase-rec eval "
+            f"--checkpoint {path} --scores {folder.scores}"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{folder.scores}: not readable ({error}); write it again with erase-rec eval") from error
+    columns = {name: torch.from_numpy(table[name].to_numpy().copy()) for name in table.column_names}
+    positives = int(columns["label"].sum())
+    if positives in (0, len(columns["label"])):
+        raise UserError(f"{folder.scores}: NE needs held-out rows of both classes, found {positives} positive rows")
+    keys = config.model_dump(mode="json", exclude=set(ASIDE))
+    return _Run(
+        path=path,
+        seed=config.seed,
+        keys=dict(_flat(keys)),
+        scores=ScoredRun(
+            row_ids=columns["row_id"],
+            label=columns["label"].double(),
+            logit=columns["logit"].double(),
+            towers={name.removeprefix(_TOWER): columns[name].double() for name in columns if name.startswith(_TOWER)},
+        ),
+    )
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a configuration by key; list entries with a name go by it."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _flat(entry, f"{prefix}.{key}" if prefix else key)
+    elif isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
+        for entry in value:
+            yield from _flat(entry, f"{prefix}.{entry['name']}")
+    else:
+        yield prefix, value
+
+
+def _arms(runs: list[_Run]) -> list[_SeedRuns]:
+    """Runs that differ in the seed alone, by seed."""
+    arms: list[_SeedRuns] = []
+    for run in runs:
+        arm = next((arm for arm in arms if next(iter(arm.values())).keys == run.keys), None)
+        if arm is None:
+            arms.append({run.seed: run})
+        elif run.seed in arm:
+            raise UserError(
+                f"{arm[run.seed].path} and {run.path} are one arm and one seed ({run.seed}); name one of them"
+            )
+        else:
+            arm[run.seed] = run
+    return arms
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys in which two configurations differ, with the second one's values."""
+    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    return [f"{key}={other.get(key)}" for key in keys]
+
+
+def _label(arm: _SeedRuns, reference: _SeedRuns) -> str:
+    """What sets an arm apart from the reference."""
+    found = _differences(next(iter(reference.values())).keys, next(iter(arm.values())).keys)
+    more = f" and {len(found) - _SHOWN_KEYS} more" if len(found) > _SHOWN_KEYS else ""
+    return ", ".join(found[:_SHOWN_KEYS]) + more or "same configuration"
+
+
+def _pairs(name: str, arm: _SeedRuns, reference: _SeedRuns) -> tuple[dict[int, ScoredRun], dict[int, ScoredRun]]:
+    """Runs of both arms by the seeds that they share."""
+    seeds = sorted(arm.keys() & reference.keys())
+    if not seeds:
+        raise UserError(
+            f"{name}: no seed is shared: the arm has {sorted(arm)}, the reference {sorted(reference)}; NE is compared "
+            "between runs of the same seed"
+        )
+    for seed in seeds:
+        if not arm[seed].scores.same_rows(reference[seed].scores):
+            raise UserError(
+                f"{arm[seed].path} and {reference[seed].path} were not scored on the same held-out rows; NE can only "
+                "be compared on the same rows"
+            )
+    for seed in sorted(arm.keys() ^ reference.keys()):
+        typer.echo(f"{name}: seed {seed} is on one side only and is left out of the gap", err=True)
+    return {seed: arm[seed].scores for seed in seeds}, {seed: reference[seed].scores for seed in seeds}
+
+
+def _show(summaries: Mapping[str, Arm], gaps: Mapping[str, Gap]) -> None:
+    from erase_rec.text_table import table_console
+
+    console = table_console()
+    for table in (_gap_table(gaps), _arm_table(summaries), _tower_table(summaries)):
+        if table.rows:
+            console.print(table.rich())
+
+
+def _gap_table(gaps: Mapping[str, Gap]) -> TextTable:
+    from erase_rec.text_table import TextTable
+
+    rows = [
+        (
+            name,
+            str(len(gap.seeds)),
+            f"{gap.rows:,}",
+            _interval(gap.over_seeds),
+            _interval(gap.over_seeds_bootstrap),
+            _interval(gap.over_rows),
+            _interval(gap.total),
+            _verdict(gap),
+        )
+        for name, gap in gaps.items()
+    ]
+    header = ("arm", "seeds", "rows", "over seeds (t)", "over seeds (bootstrap)", "over rows", "both", "verdict")
+    return TextTable("NE gap to the reference in %, 95 % intervals; below 0 the arm is better", header, tuple(rows))
+
+
+def _arm_table(summaries: Mapping[str, Arm]) -> TextTable:
+    from erase_rec.text_table import TextTable
+
+    rows = [
+        (name, _interval(arm.ne, 5), f"{arm.auc:.5f}", f"{arm.logloss:.5f}", f"{arm.calibration:.4f}")
+        for name, arm in summaries.items()
+    ]
+    return TextTable("held-out metrics, means over seeds", ("arm", "NE", "AUC", "logloss", "calibration"), tuple(rows))
+
+
+def _tower_table(summaries: Mapping[str, Arm]) -> TextTable:
+    from erase_rec.text_table import TextTable
+
+    names = list(dict.fromkeys(tower for arm in summaries.values() for tower in arm.towers))
+    rows = [
+        (tower, *(f"{arm.towers[tower]:.5f}" if tower in arm.towers else "-" for arm in summaries.values()))
+        for tower in names
+    ]
+    return TextTable("NE of the towers' local logits, means over seeds", ("tower", *summaries), tuple(rows))
+
+
+def _interval(interval: Interval, digits: int = 3) -> str:
+    bounds = "" if math.isnan(interval.low) else f" [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    return f"{interval.mid:.{digits}f}{bounds}"
+
+
+def _verdict(gap: Gap) -> str:
+    if math.isnan(gap.total.low):
+        return "one seed: no verdict"
+    if not gap.total.excludes_zero:
+        return "inside the noise"
+    return "better" if gap.total.mid < 0 else "worse"
+
+
+def _plain(entries: Mapping[str, Arm] | Mapping[str, Gap]) -> dict[str, Any]:
+    """For JSON, where nan is null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(entry) for entry in value]
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    return {name: clean(asdict(entry)) for name, entry in entries.items()}
+
+
+def _runs_of(reference: _SeedRuns, arms: Mapping[str, _SeedRuns]) -> dict[str, list[str]]:
+    every = {"reference": reference, **arms}
+    return {name: [str(arm[seed].path) for seed in sorted(arm)] for name, arm in every.items()}
