@@ -6,22 +6,28 @@ import dataclasses
 import itertools
 import math
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from data.loader import Loader, gather
-from data.shuffle import epoch_order, held_out
-from data.table import Bags, EncodedTable, Origin
+from data.ahead import in_order
+from data.block import Bags, EncodedBlock, Rows
+from data.gather import Picked, gather, join
+from data.loader import THREAD_NAME, Loader
+from data.shuffle import held_out, windows
+from data.store import MemoryStore
 from erase_rec.batch import Batch
 
 NUM_DENSE = 3
 
 
-def make_table(num_rows: int, *, bags: bool = False, weights: bool = False) -> EncodedTable:
+def make_block(num_rows: int, *, bags: bool = False, weights: bool = False, first: int = 0) -> EncodedBlock:
     """Features 0 and 2 single-valued, feature 1 bags of 0 to 3 values when asked for, else single-valued."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(7 + first)
     lengths = rng.integers(0, 4, num_rows)
     total = int(lengths.sum())
     column = Bags(
@@ -29,33 +35,36 @@ def make_table(num_rows: int, *, bags: bool = False, weights: bool = False) -> E
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         weights=rng.random(total, dtype=np.float32) if weights else None,
     )
-    return EncodedTable(
-        dense=rng.random((num_rows, NUM_DENSE), dtype=np.float32),
-        ids=rng.integers(0, 50, (num_rows, 2 if bags else 3)).astype(np.int32),
+    return EncodedBlock(
+        dense=[rng.random(num_rows, dtype=np.float32) for _ in range(NUM_DENSE)],
+        ids=[rng.integers(0, 50, num_rows).astype(np.int32) for _ in range(2 if bags else 3)],
         bags={1: column} if bags else {},
         label=rng.integers(0, 2, num_rows).astype(np.uint8),
-        origins=(Origin("a.csv", 2, "line"), Origin("b.parquet", 1, "row")),
-        origin_starts=np.array([0, num_rows // 2]),
-        num_missing=np.zeros(NUM_DENSE + 3, dtype=np.int64),
-        num_clipped=np.zeros(NUM_DENSE, dtype=np.int64),
+        rows=Rows(f"{first}.csv", "line", np.arange(num_rows) + 2),
     )
 
 
+def make_store(*block_rows: int, bags: bool = False, weights: bool = False) -> MemoryStore:
+    starts = itertools.accumulate(block_rows, initial=0)
+    return MemoryStore([make_block(n, bags=bags, weights=weights, first=at) for n, at in zip(block_rows, starts)])  # noqa: B905
+
+
 def make_loader(
-    table: EncodedTable,
+    store: MemoryStore,
     batch: int = 128,
     *,
     seed: int | None = 1,
+    window: int = 200,
     workers: int = 0,
     rank: int = 0,
     ranks: int = 1,
     equal: bool = False,
 ) -> Loader:
     return Loader(
-        table,
-        np.arange(table.num_rows),
+        store,
         local_batch_size=batch,
         shuffle_seed=seed,
+        window_rows=window,
         workers=workers,
         rank=rank,
         world_size=ranks,
@@ -63,143 +72,296 @@ def make_loader(
     )
 
 
-def row_ids(loader: Loader, epoch: int = 0, start_step: int = 0) -> list[list[int]]:
-    return [batch.row_ids.tolist() for batch in loader.batches(epoch, start_step)]
+def row_ids(loader: Loader, epoch: int = 0, start_row: int = 0) -> list[list[int]]:
+    return [batch.row_ids.tolist() for batch in loader.batches(epoch, start_row)]
 
 
 def flat(batches: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(batches))
 
 
-@pytest.mark.parametrize("num_rows", [1, 256, 257, 1000, 1025])
-@pytest.mark.parametrize("batch", [1, 128, 2000])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("seed", [None, 1])
-def test_every_row_comes_once_an_epoch_over_all_ranks(num_rows: int, batch: int, ranks: int, seed: int | None) -> None:
-    table = make_table(num_rows)
-    loaders = [make_loader(table, batch, seed=seed, rank=rank, ranks=ranks) for rank in range(ranks)]
-    epochs = [row_ids(loader) for loader in loaders]
-    assert sorted(row for epoch in epochs for rows in epoch for row in rows) == list(range(num_rows))
-    assert {len(epoch) for epoch in epochs} == {loaders[0].steps_per_epoch()} == {math.ceil(num_rows / batch / ranks)}
-    for sizes in zip(*([len(rows) for rows in epoch] for epoch in epochs), strict=True):
-        assert max(sizes) <= batch
-        assert max(sizes) - min(sizes) <= 1, "the remainder is cut evenly"
-
-
-@pytest.mark.parametrize("num_rows", [3, 256, 257, 1000, 1025, 1026])
-@pytest.mark.parametrize("batch", [1, 128, 2000])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_equal_shares_drop_fewer_rows_than_ranks(num_rows: int, batch: int, ranks: int) -> None:
-    table = make_table(num_rows)
-    loaders = [make_loader(table, batch, rank=rank, ranks=ranks, equal=True) for rank in range(ranks)]
-    epochs = [row_ids(loader) for loader in loaders]
-    seen = [row for epoch in epochs for rows in epoch for row in rows]
-    dropped = loaders[0].dropped_rows
-    assert dropped == num_rows - len(seen) < ranks
-    assert len(set(seen)) == len(seen)
-    assert {len(epoch) for epoch in epochs} == {loaders[0].steps_per_epoch()}
-    for sizes in zip(*([len(rows) for rows in epoch] for epoch in epochs), strict=True):
-        assert len(set(sizes)) == 1
-        assert 0 < sizes[0] <= batch
-    order = flat(row_ids(make_loader(table, batch * ranks)))
-    assert set(order) - set(seen) == set(order[num_rows - dropped :]), "the last rows of the epoch's order"
-
-
-def test_ranks_cut_the_batches_of_one_process() -> None:
-    """The global batch of every step is the same rows in the same order whatever the number of ranks."""
-    table = make_table(1001)
-    whole = row_ids(make_loader(table, 256))
-    halves = [row_ids(make_loader(table, 128, rank=rank, ranks=2)) for rank in range(2)]
-    assert [first + second for first, second in zip(*halves, strict=True)] == whole
+@settings(deadline=None, max_examples=200)
+@given(
+    blocks=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    window=st.integers(1, 150),
+    batch=st.integers(1, 70),
+    stages=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=3),
+    seed=st.none() | st.integers(0, 9),
+    equal=st.booleans(),
+    workers=st.sampled_from([0, 0, 2]),
+)
+def test_every_row_comes_once_an_epoch_however_it_is_interrupted(
+    blocks: list[int],
+    window: int,
+    batch: int,
+    stages: list[tuple[int, int]],
+    seed: int | None,
+    equal: bool,
+    workers: int,
+) -> None:
+    """Each stage goes on where the one before stopped, on another number of ranks; the last to the end."""
+    store, total = make_store(*blocks), sum(blocks)
+    whole = flat(row_ids(make_loader(store, total, seed=seed, window=window), 5))
+    row, dropped, seen = 0, 0, []
+    for stage, (ranks, count) in enumerate(stages):
+        loaders = [
+            make_loader(store, batch, seed=seed, window=window, workers=workers, rank=rank, ranks=ranks, equal=equal)
+            for rank in range(ranks)
+        ]
+        iterators = [loader.batches(5, row) for loader in loaders]
+        steps = loaders[0].steps_left(row)
+        if stage == len(stages) - 1:
+            dropped = loaders[0].dropped_rows(row)
+        else:
+            steps = min(steps, count)
+        for _ in range(steps):
+            taken = [next(each).row_ids.tolist() for each in iterators]
+            sizes = [len(each) for each in taken]
+            assert max(sizes) <= batch
+            assert max(sizes) - min(sizes) <= (0 if equal else 1), "what is left is cut evenly"
+            seen += flat(taken)
+            row += sum(sizes)
+        if stage == len(stages) - 1:
+            assert all(next(each, None) is None for each in iterators)
+        for each in iterators:
+            each.close()  # type: ignore[attr-defined]
+    assert dropped < stages[-1][0]
+    assert seen == whole[: total - dropped], "the order of one process that was never interrupted"
+    assert sorted(whole) == list(range(total))
 
 
 def test_orders_differ_between_epochs_and_seeds_and_repeat() -> None:
-    table = make_table(200)
+    store = make_store(60, 60, 80)
     orders = [
-        flat(row_ids(make_loader(table, 32, seed=seed), epoch)) for seed, epoch in [(1, 0), (1, 1), (1, 2), (2, 0)]
+        flat(row_ids(make_loader(store, 32, seed=seed, window=window), epoch))
+        for seed, epoch, window in [(1, 0, 200), (1, 1, 200), (1, 2, 200), (2, 0, 200), (1, 0, 60), (1, 1, 60)]
     ]
-    assert len({tuple(order) for order in orders}) == 4
-    assert flat(row_ids(make_loader(table, 32, seed=1), 1)) == orders[1]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert flat(row_ids(make_loader(store, 32), 1)) == orders[1]
 
 
 def test_the_order_of_a_seed_stays_what_it_is() -> None:
     """A resumed run continues an order drawn by another process, perhaps after an upgrade."""
-    assert epoch_order(8, seed=1, epoch=0).tolist() == [5, 0, 1, 4, 2, 6, 3, 7]
+    found = list(windows(np.array([3, 3, 2, 4, 5]), 6, seed=1, epoch=0))
+    assert [window.blocks.tolist() for window in found] == [[4, 0], [1, 2, 3]]
+    orders = [window.order() for window in found]
+    assert [None if order is None else order.tolist() for order in orders] == [
+        [5, 2, 6, 7, 4, 0, 1, 3],
+        [5, 8, 1, 3, 7, 2, 0, 6, 4],
+    ]
+
+
+def test_windows_are_whole_blocks_with_enough_rows() -> None:
+    rows = np.random.default_rng(0).integers(1, 40, 100)
+    found = list(windows(rows, 130, seed=3, epoch=2))
+    assert sorted(np.concatenate([window.blocks for window in found]).tolist()) == list(range(100))
+    assert [window.start for window in found] == [0, *(window.stop for window in found[:-1])]
+    for window in found:
+        assert window.stop - window.start == rows[window.blocks].sum()
+        assert 130 <= window.stop - window.start < 130 + 40 or window is found[-1]
+    blocks = np.concatenate([window.blocks for window in found])
+    assert abs(np.corrcoef(blocks, np.arange(100))[0, 1]) < 0.3, "blocks come in random order"
+
+
+def test_a_store_that_fits_a_window_is_permuted_as_a_whole() -> None:
+    """Row i is anywhere with the same chance: over many seeds its place is uniform (chi-square, 9 bins)."""
+    store = make_store(10, 10, 10)
+    places = [flat(row_ids(make_loader(store, 30, seed=seed), 0)).index(7) for seed in range(900)]
+    counts = np.bincount(np.array(places) * 9 // 30, minlength=9)
+    expected = np.bincount(np.arange(30) * 9 // 30, minlength=9) * 30
+    assert ((counts - expected) ** 2 / expected).sum() < 26.1, "the 0.999 quantile with 8 degrees of freedom"
 
 
 def test_without_a_seed_rows_come_in_file_order() -> None:
-    assert flat(row_ids(make_loader(make_table(10), 3, seed=None), 5)) == list(range(10))
+    assert flat(row_ids(make_loader(make_store(4, 1, 5), 3, seed=None), 5)) == list(range(10))
+
+
+def test_ranks_cut_the_batches_of_one_process() -> None:
+    """The global batch of every step is the same rows in the same order whatever the number of ranks."""
+    store = make_store(300, 1, 700)
+    whole = row_ids(make_loader(store, 256))
+    halves = [row_ids(make_loader(store, 128, rank=rank, ranks=2)) for rank in range(2)]
+    assert [first + second for first, second in zip(*halves, strict=True)] == whole
+
+
+def test_fewer_rows_than_ranks_leave_ranks_an_empty_batch() -> None:
+    store = make_store(1, bags=True, weights=True)
+    batches = [list(make_loader(store, 10, rank=rank, ranks=3).batches(0)) for rank in range(3)]
+    assert [[batch.size for batch in each] for each in batches] == [[0], [0], [1]]
+    assert batches[0][0].dense.shape == (0, NUM_DENSE)
+    assert batches[0][0].sparse.lengths.shape == batches[0][0].sparse.values.shape == (0,)
+    assert batches[0][0].sparse.num_features == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_goes_on_from_any_step(workers: int) -> None:
-    loader = make_loader(make_table(1000), 64, workers=workers)
-    whole = row_ids(loader, 3)
-    for start in (1, 7, 15, 16):
-        assert row_ids(loader, 3, start) == whole[start:]
+def test_endless_batches_go_on_with_the_next_epoch(workers: int) -> None:
+    loader = make_loader(make_store(50, 60), 32, window=40, workers=workers, ranks=2, rank=1, equal=True)
+    expected = [each for epoch in (3, 4, 5) for each in row_ids(loader, epoch, 64 if epoch == 3 else 0)]
+    endless = loader.batches(3, 64, endless=True)
+    assert [next(endless).row_ids.tolist() for _ in expected] == expected
+    endless.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 20])
-def test_threads_change_nothing(workers: int) -> None:
-    """With more threads than batches too."""
-    table = make_table(1000, bags=True, weights=True)
-    inline, threaded = (list(make_loader(table, 100, workers=count).batches(0)) for count in (0, workers))
-    assert len(inline) == len(threaded) == 10
-    for one, other in zip(inline, threaded, strict=True):
-        assert_equal(one, other)
+def test_a_loader_without_rows_has_no_batches() -> None:
+    loader = make_loader(make_store())
+    assert loader.steps_left() == loader.num_rows == loader.dropped_rows() == 0
+    assert list(loader.batches(0)) == []
+    assert math.isnan(loader.base_rate)
+
+
+def test_base_rate_and_size_are_those_of_all_ranks() -> None:
+    store = make_store(400, 600)
+    labels = np.concatenate([store.read(block).label for block in range(2)])
+    for rank in range(2):
+        loader = make_loader(store, rank=rank, ranks=2)
+        assert loader.num_rows == 1000
+        assert loader.base_rate == pytest.approx(labels.mean())
+
+
+def test_rows_are_located_in_their_files() -> None:
+    loader = make_loader(make_store(5, 5))
+    assert loader.locate(torch.tensor([9, 0, 4, 5])) == ["5.csv:6", "0.csv:2", "0.csv:6", "5.csv:2"]
+    assert loader.locate(torch.tensor([], dtype=torch.int64)) == []
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
-    assert one.sparse.weights is not None
-    assert other.sparse.weights is not None
     for name in ("dense", "label", "row_ids"):
         assert torch.equal(getattr(one, name), getattr(other, name))
-    for name in ("values", "lengths", "weights"):
-        assert torch.equal(getattr(one.sparse, name), getattr(other.sparse, name))
+    assert one.sparse.single_valued == other.sparse.single_valued
+    assert torch.equal(one.sparse.values, other.sparse.values)
+    assert torch.equal(one.sparse.lengths, other.sparse.lengths)
+    if one.sparse.weights is None or other.sparse.weights is None:
+        assert one.sparse.weights is other.sparse.weights
+    else:
+        assert torch.equal(one.sparse.weights, other.sparse.weights)
 
 
 def loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+
+
+class CountingStore(MemoryStore):
+    """Counts the blocks read."""
+
+    reads = 0
+
+    def read(self, block: int) -> EncodedBlock:
+        self.reads += 1
+        return super().read(block)
+
+
+class DamagedStore(MemoryStore):
+    """Its third block cannot be read."""
+
+    def read(self, block: int) -> EncodedBlock:
+        if block == 2:
+            raise OSError("planted")
+        return super().read(block)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 20])
+@pytest.mark.parametrize("bags", [False, True])
+def test_threads_change_nothing(workers: int, bags: bool) -> None:
+    """With more threads than windows too; batches are larger and smaller than windows."""
+    store = make_store(100, 37, 1, 263, 400, 199, bags=bags, weights=bags)
+    for batch in (90, 450):
+        inline, threaded = (list(make_loader(store, batch, workers=count).batches(0)) for count in (0, workers))
+        assert len(inline) == len(threaded) == math.ceil(1000 / batch)
+        for one, other in zip(inline, threaded, strict=True):
+            assert_equal(one, other)
+
+
+def test_so_many_windows_are_made_ahead() -> None:
+    """A block is a window here; while the first is in use, there are those of the workers besides."""
+    store = CountingStore([make_block(10, first=10 * number) for number in range(30)])
+    for workers in (0, 1, 3):
+        store.reads = 0
+        batches = make_loader(store, 10, window=10, workers=workers).batches(0)
+        for used in range(1, 10):
+            next(batches)
+            assert store.reads <= used + workers
+        batches.close()  # type: ignore[attr-defined]
+        assert store.reads <= 9 + workers
+
+
+def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
+    started = threading.Event()
+
+    class NoticingStore(CountingStore):
+        def read(self, block: int) -> EncodedBlock:
+            found = super().read(block)
+            if self.reads == 2:
+                started.set()
+            return found
+
+    batches = make_loader(NoticingStore([make_block(100)]), 10, workers=1).batches(0, endless=True)
+    next(batches)
+    assert started.wait(30), "the next epoch's window is read while the first batch of this one is in use"
+    batches.close()  # type: ignore[attr-defined]
 
 
 def test_an_abandoned_epoch_leaves_no_threads() -> None:
-    batches = make_loader(make_table(1000), 10, workers=3).batches(0)
+    batches = make_loader(make_store(*[100] * 10), 10, window=100, workers=3).batches(0, endless=True)
     next(batches)
     assert loader_threads()
     batches.close()  # type: ignore[attr-defined]
     assert not loader_threads()
 
 
-def test_an_error_in_a_thread_surfaces_and_ends_the_threads() -> None:
-    table = make_table(100)
-    damaged = dataclasses.replace(table, dense=table.dense[:3])
-    batches = make_loader(damaged, 1, seed=None, workers=2).batches(0)
-    assert [next(batches).row_ids.item() for _ in range(3)] == [0, 1, 2], "the batches before the error come first"
-    with pytest.raises(IndexError):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_surfaces_after_the_batches_before_it_and_ends_the_threads(workers: int) -> None:
+    store = DamagedStore([make_block(1, first=number) for number in range(100)])
+    batches = make_loader(store, 1, seed=None, workers=workers).batches(0)
+    assert [next(batches).row_ids.item() for _ in range(2)] == [0, 1]
+    with pytest.raises(OSError, match="planted"):
         next(batches)
     assert not loader_threads()
 
 
+def test_items_are_read_no_further_than_needed() -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            taken.append(item)
+            yield item
+
+    results = in_order(lambda item: item * item, items(), workers=2)
+    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    assert len(taken) == 5
+    results.close()  # type: ignore[attr-defined]
+
+
+def picked(store: MemoryStore, rows: list[int], *sizes: int) -> list[Batch]:
+    blocks = [store.read(block) for block in range(len(store.block_rows))]
+    return gather(Picked(blocks, np.array(rows, dtype=np.int64), sizes or (len(rows),)), np.array(rows, np.int64))
+
+
 def test_single_valued_rows_are_gathered_feature_by_feature() -> None:
-    table = make_table(50)
-    batch = gather(table, np.array([7, 3, 3]))
+    store = make_store(20, 30)
+    first, second = store.read(0), store.read(1)
+    (batch,) = picked(store, [7, 23, 23, 49])
     assert batch.sparse.single_valued
-    assert batch.sparse.values.view(3, 3).tolist() == table.ids[[7, 3, 3]].T.tolist()
-    assert batch.sparse.lengths.tolist() == [1] * 9
+    expected = [[one[7], other[3], other[3], other[29]] for one, other in zip(first.ids, second.ids, strict=True)]
+    assert batch.sparse.values.view(3, 4).tolist() == expected
+    assert batch.sparse.lengths.tolist() == [1] * 12
     assert batch.sparse.weights is None
-    np.testing.assert_array_equal(batch.dense.numpy(), table.dense[[7, 3, 3]])
-    assert batch.label.tolist() == table.label[[7, 3, 3]].tolist()
+    dense = [[one[7], other[3], other[3], other[29]] for one, other in zip(first.dense, second.dense, strict=True)]
+    np.testing.assert_array_equal(batch.dense.T.numpy(), dense)
+    assert batch.label.tolist() == [first.label[7], second.label[3], second.label[3], second.label[29]]
     assert (batch.sparse.values.dtype, batch.sparse.lengths.dtype) == (torch.int64, torch.int32)
-    assert (batch.dense.dtype, batch.label.dtype, batch.row_ids.dtype) == (torch.float32, torch.float32, torch.int64)
+    assert (batch.dense.dtype, batch.label.dtype, batch.row_ids.dtype) == (torch.float32,) * 2 + (torch.int64,)
+    assert batch.dense.is_contiguous()
+    assert batch.sparse.values.is_contiguous()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bags_are_gathered_feature_by_feature(weighted: bool) -> None:
-    """Against a loop over rows; feature 1 is the bags, between two single-valued features."""
-    table = make_table(50, bags=True, weights=weighted)
-    rows = [9, 0, 41, 9]
-    batch = gather(table, np.array(rows))
-    bags = table.bags[1]
+    """Feature 1 is the bags, between two single-valued features."""
+    store = make_store(50, bags=True, weights=weighted)
+    block, rows = store.read(0), [9, 0, 41, 9]
+    (batch,) = picked(store, rows)
+    bags = block.bags[1]
     values, lengths, weights = [], [], []
     for column in (0, None, 1):
         for row in rows:
@@ -208,7 +370,7 @@ def test_bags_are_gathered_feature_by_feature(weighted: bool) -> None:
                 ids = bags.values[part].tolist()
                 weights += bags.weights[part].tolist() if bags.weights is not None else [1.0] * len(ids)
             else:
-                ids = [int(table.ids[row, column])]
+                ids = [int(block.ids[column][row])]
                 weights.append(1.0)
             values += ids
             lengths.append(len(ids))
@@ -221,40 +383,45 @@ def test_bags_are_gathered_feature_by_feature(weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("bags", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 0, 5, 5, 5, 2), (20,), (0, 20, 0), (1,) * 20])
+def test_cut_rows_join_to_the_whole(bags: bool, sizes: tuple[int, ...]) -> None:
+    store = make_store(13, 30, 7, bags=bags, weights=bags)
+    rows = np.random.default_rng(1).integers(0, 50, 20).tolist()
+    (whole,) = picked(store, rows)
+    parts = picked(store, rows, *sizes)
+    assert [part.size for part in parts] == list(sizes)
+    assert_equal(join(parts), whole)
+    start = 0
+    for part in parts:
+        assert_equal(part, picked(store, rows[start : start + part.size])[0])
+        start += part.size
+
+
+@pytest.mark.parametrize("bags", [False, True])
 def test_a_batch_without_rows_has_the_right_shapes(bags: bool) -> None:
-    batch = gather(make_table(50, bags=bags), np.array([], dtype=np.int64))
+    (batch,) = picked(make_store(50, bags=bags), [], 0)
     assert batch.size == 0
     assert batch.dense.shape == (0, NUM_DENSE)
     assert batch.sparse.values.shape == batch.sparse.lengths.shape == (0,)
     assert batch.sparse.num_features == 3
 
 
-def test_a_loader_without_rows_has_no_batches() -> None:
-    loader = make_loader(make_table(0))
-    assert loader.steps_per_epoch() == loader.num_rows == 0
-    assert list(loader.batches(0)) == []
-    assert math.isnan(loader.base_rate)
+def test_long_ids_and_no_features_of_a_kind() -> None:
+    block = make_block(4)
+    long = dataclasses.replace(block, dense=[], ids=[np.array([2**40, 1, 2, 3])])
+    batch = next(make_loader(MemoryStore([long]), 4, seed=None).batches(0))
+    assert batch.sparse.values.tolist() == [2**40, 1, 2, 3]
+    assert batch.dense.shape == (4, 0)
+    none = dataclasses.replace(block, ids=[])
+    assert next(make_loader(MemoryStore([none]), 4, seed=None).batches(0)).sparse.values.shape == (0,)
 
 
-def test_base_rate_and_size_are_those_of_all_ranks() -> None:
-    table = make_table(1000)
-    for rank in range(2):
-        loader = make_loader(table, rank=rank, ranks=2)
-        assert loader.num_rows == 1000
-        assert loader.base_rate == pytest.approx(table.label.mean())
-
-
-def test_rows_are_located_in_their_files() -> None:
-    loader = make_loader(make_table(10))
-    assert loader.locate(torch.tensor([0, 4, 5, 9])) == ["a.csv:2", "a.csv:6", "b.parquet row 1", "b.parquet row 5"]
-
-
-def test_held_out_rows_depend_on_seed_and_row_only() -> None:
-    whole = held_out(0, 100_000, seed=1, fraction=0.1)
+def test_held_out_rows_depend_on_seed_and_key_only() -> None:
+    whole = held_out(np.arange(100_000), seed=1, fraction=0.1)
     # The deviation of 100,000 draws at 0.1 is 0.00095; four of them.
     assert whole.mean() == pytest.approx(0.1, abs=0.004)
-    pieces = [held_out(start, 1000, seed=1, fraction=0.1) for start in range(0, 100_000, 1000)]
+    pieces = [held_out(np.arange(start, start + 1000), seed=1, fraction=0.1) for start in range(0, 100_000, 1000)]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
-    other = held_out(0, 100_000, seed=2, fraction=0.1)
+    other = held_out(np.arange(100_000), seed=2, fraction=0.1)
     assert (whole & other).mean() == pytest.approx(0.01, abs=0.002), "seeds are independent"
-    assert (held_out(0, 100_000, seed=1, fraction=0.2) >= whole).all(), "a larger fraction holds out more of the same"
+    assert (held_out(np.arange(100_000), seed=1, fraction=0.2) >= whole).all(), "a larger fraction holds out more"
