@@ -12,9 +12,10 @@ from data.features.columns import column_of, columns_of, features_of
 from data.features.encoding import BoolArray
 from data.features.raw import RawRows, concatenate
 from data.features.read import read_rows
+from data.fingerprint import holds_out
 from data.registry import WITHOUT_FILES, open_source
 from data.sources.source import Chunk, Source, Split
-from data.split import held_out, holds_out, leave_out_untimed, split_column
+from data.split import held_out, leave_out_untimed, split_column
 from erase_rec.config.schema import Config, DataConfig, FeaturesConfig
 
 
