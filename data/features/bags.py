@@ -3,101 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.features.cells import (
-    BadCellError,
-    BadColumnError,
-    Cells,
-    is_text,
-    missing_texts,
-    one_chunk,
-    read_categories,
-    read_numbers,
-)
+from data.features.cells import BadCellsError, BadColumnError, is_text, missing_texts, read_numbers
 from data.features.encoding import IntArray
 
 BAG_TYPES = "a list of integers, floats, decimals, booleans or texts, or text with a separator"
 
 
-@dataclass(frozen=True)
-class CellBags:
-    """Bags of categorical cells.
-
-    Attributes:
-        cells: all bags' cells [V], one bag after the other.
-        offsets: int64 [n + 1], bag i is cells ``offsets[i]`` to ``offsets[i + 1]`` - 1.
-        weights: float32 [V], finite, or None.
-    """
-
-    cells: Cells
-    offsets: IntArray
-    weights: npt.NDArray[np.float32] | None
-
-    @property
-    def num_missing(self) -> int:
-        """Cells that were missing and bags that are empty, before ``fill``."""
-        return self.cells.num_missing + int(np.count_nonzero(np.diff(self.offsets) == 0))
+class BadWeightsError(BadCellsError):
+    """Weights that cannot be read, or do not match the values."""
 
 
-def read_bags(
-    column: pa.ChunkedArray,
-    weights: pa.ChunkedArray | None,
-    *,
-    separator: str | None,
-    max_length: int | None = None,
-    missing_values: Sequence[str] = (),
-    fill: str | None = None,
-) -> CellBags:
-    """Reads a multi-valued column: lists, or text split at ``separator``.
+def flatten(array: pa.Array, separator: str | None, missing_values: Sequence[str]) -> tuple[pa.Array, IntArray]:
+    """Takes bags apart: lists, or text split at ``separator``, which has no meaning for lists.
 
     A null list, an empty list and a missing text are the same empty bag; a missing value inside a bag is a missing
-    cell. With ``fill`` an empty bag becomes the bag of that one category, of weight 1.
+    cell.
 
-    Args:
-        column: bags of categories.
-        weights: a number for each value, in the same form; None: unweighted.
-        separator: splits text; has no meaning for lists.
-        max_length: longer bags keep their first values.
-        missing_values: texts, besides the empty one, that mean missing.
-        fill: category that a missing cell and an empty bag take; None or empty: none.
+    Returns:
+        The cells of all bags [V], one bag after the other, and each bag's length, int64 [n].
 
     Raises:
-        BadCellError: weights do not match the values, or a weight is no finite number.
         BadColumnError: the type holds no bags of categories.
     """
-    flat, lengths = _flatten(one_chunk(column), separator, missing_values)
-    weight = None if weights is None else _read_weights(one_chunk(weights), lengths, separator)
-    cells = read_categories(flat, missing_values, fill)
-    codes = cells.codes
-    starts = np.cumsum(lengths) - lengths
-    if max_length is not None and (lengths > max_length).any():
-        lengths = np.minimum(lengths, max_length)
-        kept = ragged_positions(starts, lengths)
-        codes, weight = codes[kept], None if weight is None else weight[kept]
-        starts = np.cumsum(lengths) - lengths
-    empty = lengths == 0
-    if fill:
-        codes = np.insert(codes, starts[empty], len(cells.texts) - 1)
-        weight = None if weight is None else np.insert(weight, starts[empty], 1.0)
-        lengths = np.where(empty, 1, lengths)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return CellBags(Cells(cells.texts, codes, cells.missing), offsets, weight)
-
-
-def ragged_positions(starts: IntArray, lengths: IntArray) -> IntArray:
-    """Positions ``starts[i]``, ``starts[i] + 1``, ... of ``lengths[i]`` values for each i, one after the other."""
-    ends = np.cumsum(lengths)
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-
-
-def _flatten(array: pa.Array, separator: str | None, missing_values: Sequence[str]) -> tuple[pa.Array, IntArray]:
-    """All bags' values and each bag's length, int64 [n]."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.nulls(0), np.zeros(len(array), dtype=np.int64)
@@ -115,20 +48,46 @@ def _flatten(array: pa.Array, separator: str | None, missing_values: Sequence[st
     return array.flatten(), lengths
 
 
-def _read_weights(array: pa.Array, lengths: IntArray, separator: str | None) -> npt.NDArray[np.float32]:
-    flat, found = _flatten(array, separator, ())
+def read_weights(array: pa.Array, lengths: IntArray, separator: str | None) -> npt.NDArray[np.float32]:
+    """Reads a number for each value of the bags, in the same form; finite float32 [V].
+
+    Args:
+        array: bags of weights.
+        lengths: int64 [n], lengths of the bags of values.
+        separator: as of :func:`flatten`.
+
+    Raises:
+        BadWeightsError: they do not match the values, or are no finite numbers of float32; all that are of one kind.
+        BadColumnError: the type holds no bags of numbers.
+    """
+    flat, found = flatten(array, separator, ())
     if not np.array_equal(found, lengths):
-        row = int((found != lengths).argmax())
-        raise BadCellError(row, f"found {found[row]} weights for {lengths[row]} values, expected one for each")
-    bag_of = np.repeat(np.arange(len(lengths)), lengths)
+        rows = np.flatnonzero(found != lengths)
+        pairs = zip(found[rows].tolist(), lengths[rows].tolist(), strict=True)
+        raise BadWeightsError(
+            rows, [f"found {some} weights for {all_} values, expected one for each" for some, all_ in pairs]
+        )
     try:
         weights = read_numbers(flat)
-    except BadCellError as error:
-        raise BadCellError(int(bag_of[error.row]), f"a weight: {error}") from None
+    except BadCellsError as error:
+        raise BadWeightsError(*bags_of(error, lengths, "a weight: ")) from None
     with np.errstate(over="ignore"):
         narrow = weights.astype(np.float32)
-    bad = ~np.isfinite(narrow)
-    if bad.any():
-        at = int(bad.argmax())
-        raise BadCellError(int(bag_of[at]), f"a weight: found {weights[at]}, expected a finite number of float32")
+    bad = np.flatnonzero(~np.isfinite(narrow))
+    if len(bad):
+        messages = [f"found {weight}, expected a finite number of float32" for weight in weights[bad].tolist()]
+        raise BadWeightsError(*bags_of(BadCellsError(bad, messages), lengths, "a weight: "))
     return narrow
+
+
+def bags_of(error: BadCellsError, lengths: IntArray, prefix: str = "") -> tuple[IntArray, list[str]]:
+    """The bags that bad cells are in, each once, and the message of its first one; as of :class:`BadCellsError`."""
+    bags = np.repeat(np.arange(len(lengths)), lengths)[error.rows]
+    rows, first = np.unique(bags, return_index=True)
+    return rows, [prefix + error.messages[position] for position in first]
+
+
+def ragged_positions(starts: IntArray, lengths: IntArray) -> IntArray:
+    """Positions ``starts[i]``, ``starts[i] + 1``, ... of ``lengths[i]`` values for each i, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)

@@ -20,22 +20,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.features.encoding import BoolArray, IntArray
+from data.features.encoding import FIRST_ROW, MISSING_ROW, BoolArray, IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
 LARGEST_EXACT_FLOAT = 2.0**53
+SHOWN_CHARACTERS = 80
 NUMBER_TYPES = "integer, float, decimal, boolean or text"
 CATEGORY_TYPES = f"{NUMBER_TYPES}, or a dictionary of these"
 
 
-class BadCellError(ValueError):
-    """A cell that cannot be read; the message says what was found, expected and the way out, the caller says where."""
+class BadCellsError(ValueError):
+    """Cells of a column that cannot be read; the caller says where and goes on without them, or not at all.
 
-    def __init__(self, row: int, message: str) -> None:
-        """Takes the cell's position in its column."""
-        super().__init__(message)
-        self.row = row
+    Attributes:
+        rows: int64 [B], ascending, each once: their positions in the column. Not always all that there are.
+        messages: what was found there, what is expected and the way out, B of them.
+    """
+
+    def __init__(self, rows: IntArray, messages: Sequence[str]) -> None:
+        """Takes at least one position."""
+        super().__init__(messages[0])
+        self.rows, self.messages = rows, messages
 
 
 class BadColumnError(ValueError):
@@ -47,65 +53,60 @@ class BadColumnError(ValueError):
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Categorical cells.
+class Categories:
+    """Categorical cells by their texts.
 
     Attributes:
-        texts: large_string [U + 1], texts that occur; null: missing. The last is null.
-        codes: int64 [n], each cell's position in ``texts``.
-        missing: bool [U + 1], whether cells with that text were missing; they still are unless ``fill`` gave a text.
+        values: int32 [n]: ``FIRST_ROW`` + the position of the cell's text, or the row given for missing cells.
+        texts: large_string [U] without nulls. A text can be there twice, or in no cell.
     """
 
+    values: npt.NDArray[np.int32]
     texts: pa.Array
-    codes: IntArray
-    missing: BoolArray
 
-    @property
-    def num_missing(self) -> int:
-        """Cells that were missing, before ``fill``."""
-        return int(np.count_nonzero(self.missing[self.codes]))
+    def occurring(self) -> IntArray:
+        """Positions of the texts that are in a cell, ascending."""
+        return np.flatnonzero(np.bincount(self.values, minlength=FIRST_ROW + len(self.texts))[FIRST_ROW:])
 
 
-def read_categories(column: pa.ChunkedArray, missing_values: Sequence[str] = (), fill: str | None = None) -> Cells:
-    """Reads a categorical column.
+def read_categories(
+    array: pa.Array, missing_values: Sequence[str] = (), *, missing_row: int = MISSING_ROW
+) -> Categories:
+    """Reads categorical cells of any type.
 
     Args:
-        column: one category a cell.
+        array: one category a cell.
         missing_values: texts, besides the empty one, that mean missing.
-        fill: category that a missing cell takes; None or empty: none.
+        missing_row: value of a missing cell.
 
     Raises:
         BadColumnError: the type holds no categories.
     """
-    array = one_chunk(column)
     is_dictionary = pa.types.is_dictionary(array.type)
     if not _holds_categories(array.type.value_type if is_dictionary else array.type):
         raise BadColumnError(array.type, CATEGORY_TYPES)
     encoded = array if is_dictionary else array.dictionary_encode()
-    texts = pa.concat_arrays([_as_text(encoded.dictionary), pa.nulls(1, pa.large_string())])
-    codes: IntArray = encoded.indices.cast(pa.int64()).fill_null(len(texts) - 1).to_numpy()
-    missing = missing_texts(texts, missing_values)
-    texts = pc.if_else(missing, fill or None, texts)
-    return Cells(texts, codes, missing.to_numpy(zero_copy_only=False))
+    texts = _as_text(encoded.dictionary)
+    missing = missing_texts(texts, missing_values).to_numpy(zero_copy_only=False)
+    values = np.append(np.where(missing, missing_row, np.arange(len(texts)) + FIRST_ROW), missing_row)
+    codes = encoded.indices.cast(pa.int64()).fill_null(len(texts)).to_numpy()
+    return Categories(values.astype(np.int32)[codes], texts.fill_null(""))
 
 
-def read_numbers(column: pa.ChunkedArray, missing_values: Sequence[str] = ()) -> FloatArray:
+def read_numbers(array: pa.Array, missing_values: Sequence[str] = ()) -> FloatArray:
     """Reads a numeric column, float64 [n]; nan: missing. Infinity, also a text past float64's range, stays.
 
     Spaces around a number are dropped. In a column that is no text, ``missing_values`` are compared as numbers.
 
     Raises:
-        BadCellError: a text is no number.
+        BadCellsError: texts that are no numbers; all of them.
         BadColumnError: the type holds no numbers.
     """
-    array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
+    if is_text(array.type):
+        return _parse(array, missing_values)
     kind = array.type
-    if is_text(kind):
-        texts = pc.utf8_trim_whitespace(array.cast(pa.large_string()))
-        texts = pc.if_else(missing_texts(texts, missing_values), None, texts)
-        return _nan_for_null(_parse(texts))
     if not _holds_numbers(kind):
         raise BadColumnError(kind, NUMBER_TYPES)
     if pa.types.is_boolean(kind):
@@ -115,42 +116,89 @@ def read_numbers(column: pa.ChunkedArray, missing_values: Sequence[str] = ()) ->
     return np.where(np.isin(values, absent), np.nan, values) if absent else values
 
 
-def first_unparsable(texts: pa.Array, kind: pa.DataType) -> int:
-    """Position of the first text that is no value of ``kind``; there must be one. Slow: for messages."""
-
-    def parses(text: pa.Scalar) -> bool:
+def unparsable(texts: pa.Array, kind: pa.DataType) -> IntArray:
+    """Positions of the texts that are no value of ``kind``, int64, ascending; by halving, so that few cost little."""
+    found: list[int] = []
+    pending = [(0, len(texts))]
+    while pending:
+        start, length = pending.pop()
         try:
-            text.cast(kind)
+            texts.slice(start, length).cast(kind)
         except pa.ArrowInvalid:
-            return False
-        return True
-
-    return next(position for position, text in enumerate(texts) if not parses(text))
-
-
-def select_cells(cells: Cells, keep: BoolArray) -> tuple[pa.Array, IntArray]:
-    """Non-null texts among the kept cells, and how often each occurs there; with ``fill`` a text can be there twice.
-
-    Args:
-        cells: of one column.
-        keep: bool [n].
-
-    Returns:
-        Texts, large_string [U], and counts, int64 [U].
-    """
-    counts = np.bincount(cells.codes[keep], minlength=len(cells.texts))
-    occurs = (counts > 0) & cells.texts.is_valid().to_numpy(zero_copy_only=False)
-    return cells.texts.filter(pa.array(occurs)), counts[occurs]
+            half = length // 2
+            if half:
+                pending += [(start + half, length - half), (start, half)]
+            else:
+                found.append(start)
+    return np.array(found, dtype=np.int64)
 
 
-def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as one array; the dictionaries of its chunks are unified."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+def is_plain_text(kind: pa.DataType) -> bool:
+    """Whether cells of this type are offsets into one buffer of UTF-8, as :func:`text_bytes` wants them."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(is_plain_text(kind) or pa.types.is_string_view(kind))
+
+
+def text_bytes(texts: pa.Array) -> tuple[npt.NDArray[np.int32 | np.int64], npt.NDArray[np.uint8]]:
+    """The buffers of plain texts, without a copy.
+
+    Returns:
+        Offsets, int32 or int64 [n + 1], and bytes: text i is bytes ``offsets[i]`` to ``offsets[i + 1]`` - 1. Under a
+        null anything may lie.
+    """
+    _, offsets, content = texts.buffers()
+    if offsets is None or offsets.size == 0:
+        return np.zeros(len(texts) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
+    bounds: npt.NDArray[np.int32 | np.int64]
+    if pa.types.is_large_string(texts.type):
+        bounds = np.frombuffer(offsets, dtype=np.int64)
+    else:
+        bounds = np.frombuffer(offsets, dtype=np.int32)
+    text_bounds = bounds[texts.offset : texts.offset + len(texts) + 1]
+    return text_bounds, np.frombuffer(b"" if content is None else content, dtype=np.uint8)
+
+
+def present_texts(texts: pa.Array, missing_values: Sequence[str]) -> BoolArray:
+    """Which plain texts are not missing, bool [n]."""
+    if missing_values:
+        present = ~missing_texts(texts, missing_values).to_numpy(zero_copy_only=False)
+    else:
+        offsets, _ = text_bytes(texts)
+        present = offsets[1:] != offsets[:-1]
+        if texts.null_count:
+            present &= texts.is_valid().to_numpy(zero_copy_only=False)
+    return np.asarray(present, dtype=np.bool_)
+
+
+def missing_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
+    """Whether each text means missing: null, empty, or one of ``missing_values``; boolean array."""
+    return pc.is_in(texts, value_set=pa.array([None, "", *missing_values], texts.type))
+
+
+def null_where_absent(texts: pa.Array, present: BoolArray) -> pa.Array:
+    """Plain texts with a null for each that is not ``present``; shares the bytes."""
+    _, offsets, content = texts.buffers()
+    if offsets is None:
+        return texts
+    width = 8 if pa.types.is_large_string(texts.type) else 4
+    valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return type(texts).from_buffers(len(texts), offsets.slice(texts.offset * width), content, valid)
+
+
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as one array; the dictionaries of its chunks are unified."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def shown(value: object) -> str:
+    """A cell's value for a message, shortened."""
+    return "" if value is None else str(value)[:SHOWN_CHARACTERS]
 
 
 def _holds_numbers(kind: pa.DataType) -> bool:
@@ -175,11 +223,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def missing_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
-    """Whether each text means missing: null, empty, or one of ``missing_values``; boolean array."""
-    return pc.is_in(texts, value_set=pa.array([None, "", *missing_values], texts.type))
-
-
 def _as_text(values: pa.Array) -> pa.Array:
     """Each distinct value as text, large_string; nulls stay."""
     if not pa.types.is_floating(values.type):
@@ -191,15 +234,29 @@ def _as_text(values: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(np.isnan(numbers)), None, texts)
 
 
-def _parse(texts: pa.Array) -> pa.Array:
+def _parse(texts: pa.Array, missing_values: Sequence[str]) -> FloatArray:
+    if not is_plain_text(texts.type):
+        texts = texts.cast(pa.large_string())
+    present = present_texts(texts, missing_values)
     try:
-        return texts.cast(pa.float64())
+        # As they are: trimming all of them takes longer than parsing them.
+        return _nan_for_null(null_where_absent(texts, present).cast(pa.float64()), present)
     except pa.ArrowInvalid:
-        row = first_unparsable(texts, pa.float64())
-    found = texts[row].as_py()[:80]
-    raise BadCellError(row, f"found {found!r}, expected a number")
+        trimmed = pc.utf8_trim_whitespace(texts)
+    trimmed = null_where_absent(trimmed, present_texts(trimmed, missing_values))
+    bad = unparsable(trimmed, pa.float64())
+    if len(bad):
+        found = trimmed.take(pa.array(bad)).to_pylist()
+        raise BadCellsError(bad, [f"found {shown(text)!r}, expected a number" for text in found])
+    return _nan_for_null(trimmed.cast(pa.float64()))
 
 
-def _nan_for_null(numbers: pa.Array) -> FloatArray:
-    values: FloatArray = numbers.fill_null(np.nan).to_numpy()
-    return values
+def _nan_for_null(numbers: pa.Array, valid: BoolArray | None = None) -> FloatArray:
+    """A float64 array for NumPy; ``valid``, bool [n], spares unpacking the array's own bits."""
+    if not numbers.null_count:
+        values: FloatArray = numbers.to_numpy()
+        return values
+    if valid is None:
+        valid = numbers.is_valid().to_numpy(zero_copy_only=False)
+    content = np.frombuffer(numbers.buffers()[1], dtype=np.float64)[numbers.offset : numbers.offset + len(numbers)]
+    return np.where(valid, content, np.nan)

@@ -28,22 +28,20 @@ class Standard:
 
 
 class Moments:
-    """Running mean and variance in float64, merged block by block (Chan, Golub and LeVeque, 1979)."""
+    """Running mean and variance in float64, merged part by part (Chan, Golub and LeVeque, 1979)."""
 
     def __init__(self) -> None:
-        self._count, self._mean, self._squares = 0, 0.0, 0.0
+        self._count, self._mean, self._squares = 0.0, 0.0, 0.0
 
-    def add(self, values: FloatArray) -> None:
-        """Adds raw values [n]; nan is left out."""
-        present = np.clip(values[~np.isnan(values)], -LARGEST, LARGEST)
-        if not len(present):
+    def add(self, part: FloatArray) -> None:
+        """Adds what :func:`moments_of` found in a part of the rows. The order of the parts shows in the last bits."""
+        count, mean, squares = part.tolist()
+        if not count:
             return
-        mean = float(present.mean())
-        delta, count = mean - self._mean, self._count + len(present)
-        between = delta * delta * self._count * len(present) / count
-        self._squares += float(np.square(present - mean).sum()) + between
-        self._mean += delta * len(present) / count
-        self._count = count
+        delta, total = mean - self._mean, self._count + count
+        self._squares += squares + delta * delta * self._count * count / total
+        self._mean += delta * count / total
+        self._count = total
 
     def finish(self) -> Standard:
         """The moments; a constant column has standard deviation 1, so that it becomes 0."""
@@ -51,9 +49,22 @@ class Moments:
         return Standard(self._mean, std or 1.0)
 
 
-def transform(
-    values: FloatArray, config: DenseFeatureConfig, standard: Standard
-) -> tuple[npt.NDArray[np.float32], int]:
+def moments_of(values: FloatArray) -> FloatArray:
+    """Count, mean and sum of squared deviations of raw values, float64 [3]; nan is left out."""
+    present = np.clip(values[~np.isnan(values)], -LARGEST, LARGEST)
+    if not len(present):
+        return np.zeros(3)
+    mean = present.mean()
+    return np.array([len(present), mean, np.square(present - mean).sum()])
+
+
+def count_clipped(values: FloatArray, fill: float) -> int:
+    """Raw values that :func:`transform` clips, ``fill`` counted where it takes a missing value's place."""
+    clipped = np.count_nonzero(np.abs(values) > LARGEST)
+    return int(clipped + (np.count_nonzero(np.isnan(values)) if abs(fill) > LARGEST else 0))
+
+
+def transform(values: FloatArray, config: DenseFeatureConfig, standard: Standard) -> npt.NDArray[np.float32]:
     """Transforms raw values.
 
     Args:
@@ -62,17 +73,16 @@ def transform(
         standard: moments, for ``standardize``.
 
     Returns:
-        Finite float32 [n], and how many raw values were clipped.
+        Finite float32 [n].
     """
-    filled = np.where(np.isnan(values), config.fill, values)
-    raw = np.clip(filled, -LARGEST, LARGEST)
-    num_clipped = int(np.count_nonzero(raw != filled))
+    raw = np.clip(np.where(np.isnan(values), config.fill, values), -LARGEST, LARGEST)
     match config.transform:
         case "log":
-            result = np.sign(raw) * np.log1p(np.abs(raw))
+            result = np.copysign(np.log1p(np.abs(raw)), raw)
         case "standardize":
             with np.errstate(over="ignore"):
                 result = np.clip((raw - standard.mean) / standard.std, -LARGEST, LARGEST)
         case "none":
             result = raw
-    return result.astype(np.float32), num_clipped
+    narrow: npt.NDArray[np.float32] = result.astype(np.float32)
+    return narrow

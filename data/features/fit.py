@@ -1,68 +1,157 @@
-"""Fitting the features: what training rows say about moments, touched buckets and vocabularies."""
+"""Fitting the features: what training rows say about moments, touched buckets and vocabularies.
+
+Each chunk's training rows are looked at once, in any process; what they say is kept in memory or stored, and merged
+in the order of the chunks. The merged features do not depend on which chunks were looked at together, or where.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
-from data.features.bags import CellBags
-from data.features.cells import select_cells
-from data.features.columns import cells_of, columns_of, read_dense, read_sparse
-from data.features.dense import Moments, Standard
-from data.features.encoding import BoolArray, Fit
-from data.features.fitted import Features, size_of
-from data.features.hashing import HashFit
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data.features.arrays_file import read_arrays, write_arrays
+from data.features.cells import FloatArray
+from data.features.columns import size_of
+from data.features.counts import CategoryCounts, PartitionedCounts, entries, frequent_categories, partitioned
+from data.features.dense import Moments, Standard, moments_of
+from data.features.encoding import FILLED_ROW, FIRST_ROW, narrow_rows
+from data.features.fitted import Encoding, Features
+from data.features.hashing import HashBuckets, fill_buckets, no_bucket, touch
 from data.features.id_range import IdRange
-from data.features.vocabulary import VocabularyFit
-from data.sources.source import Block
-from erase_rec.config.schema import FeaturesConfig, SparseFeatureConfig
+from data.features.raw import RawRows, RawSparse
+from data.features.vocabulary import Vocabulary
+from erase_rec.config.schema import FeaturesConfig
+
+Opener = Callable[[], Mapping[str, pa.Array]]
 
 
 class FeaturesFit:
-    """Collects what the features need to know of the training rows."""
+    """Collects what training rows say of the features."""
 
     def __init__(self, config: FeaturesConfig) -> None:
         """Takes the features, defaults filled in."""
         self._config = config
-        self._moments = [Moments() if feature.transform == "standardize" else None for feature in config.dense]
-        self._fits = [_fit_of(feature) for feature in config.sparse]
+        self._moments: dict[int, list[FloatArray]] = {
+            position: [] for position, feature in enumerate(config.dense) if feature.transform == "standardize"
+        }
+        self._touched: dict[int, npt.NDArray[np.uint8]] = {}
+        self._counts: dict[int, CategoryCounts] = {}
+        for position, feature in enumerate(config.sparse):
+            if feature.encoding == "hash":
+                self._touched[position] = no_bucket(size_of(feature))
+            elif feature.encoding == "vocabulary":
+                self._counts[position] = CategoryCounts()
 
-    @property
-    def columns(self) -> list[str]:
-        """Columns that :meth:`add` reads; empty where nothing is to be fitted."""
-        dense = [feature for feature, moments in zip(self._config.dense, self._moments, strict=True) if moments]
-        sparse = [feature for feature, fit in zip(self._config.sparse, self._fits, strict=True) if fit]
-        return columns_of(*dense, *sparse)
+    def add(self, raw: RawRows) -> None:
+        """Adds the training rows of one chunk, all of them at once; chunks come in order."""
+        for position, found in self._moments.items():
+            found.append(moments_of(raw.dense[position]))
+        for position, bits in self._touched.items():
+            feature = self._config.sparse[position]
+            touch(bits, fill_buckets(raw.sparse[position].values, size_of(feature), feature.fill))
+        for position, counts in self._counts.items():
+            _count(counts, raw.sparse[position], self._config.sparse[position].fill)
 
-    def add(self, block: Block, keep: BoolArray) -> None:
-        """Adds the rows of ``block`` where ``keep`` [rows] is true.
+    def write(self, path: Path) -> None:
+        """Stores what the rows said so far, for :func:`merge_fits`."""
+        write_arrays(path, self.state())
 
-        Raises:
-            DataError: a cell or a column cannot be read; names file, line, column and the way out.
-        """
-        for dense, moments in zip(self._config.dense, self._moments, strict=True):
-            if moments is not None:
-                moments.add(read_dense(block, dense)[keep])
-        for sparse, fit in zip(self._config.sparse, self._fits, strict=True):
-            if fit is not None:
-                cells = read_sparse(block, sparse)
-                kept = np.repeat(keep, np.diff(cells.offsets)) if isinstance(cells, CellBags) else keep
-                fit.add(*select_cells(cells_of(cells), kept))
-
-    def finish(self) -> Features:
-        """The fitted features."""
-        standards = tuple(Standard() if moments is None else moments.finish() for moments in self._moments)
-        encodings = tuple(
-            IdRange(size_of(feature)) if fit is None else fit.finish()
-            for feature, fit in zip(self._config.sparse, self._fits, strict=True)
-        )
-        return Features(self._config, standards, encodings)
+    def state(self) -> dict[str, pa.Array]:
+        """What :meth:`write` stores."""
+        state: dict[str, pa.Array] = {}
+        for position, found in self._moments.items():
+            state[f"moments/{position}"] = pa.array(np.concatenate([np.empty(0), *found]))
+        for position, bits in self._touched.items():
+            state[f"touched/{position}"] = pa.array(_compact(bits))
+        for position, counts in self._counts.items():
+            parts = partitioned(counts.finish())
+            state[f"texts/{position}"] = parts.texts
+            state[f"counts/{position}"] = parts.counts
+            state[f"starts/{position}"] = pa.array(parts.starts)
+        return state
 
 
-def _fit_of(feature: SparseFeatureConfig) -> Fit | None:
-    match feature.encoding:
-        case "hash":
-            return HashFit(size_of(feature))
-        case "vocabulary":
-            return VocabularyFit(feature.min_count, feature.num_embeddings)
-        case "id":
-            return None
+def merge_fits(
+    config: FeaturesConfig, parts: Sequence[Path | FeaturesFit], memory_bytes: int | None = None
+) -> Features:
+    """Fits the features to all training rows.
+
+    Args:
+        config: of all parts.
+        parts: what the chunks said, in their order; in memory, or where :meth:`FeaturesFit.write` stored it.
+        memory_bytes: how much merging a vocabulary may take, besides the vocabularies themselves; more makes several
+            passes over what is stored. None: what it needs.
+    """
+    opened = [_opener(part) for part in parts]
+    moments, touched = _merge_small(config, opened)
+    encodings: list[Encoding] = []
+    for position, feature in enumerate(config.sparse):
+        match feature.encoding:
+            case "hash":
+                encodings.append(HashBuckets(size_of(feature), touched[position]))
+            case "id":
+                encodings.append(IdRange(size_of(feature)))
+            case "vocabulary":
+                counts = [partial(_counts_of, part, position) for part in opened]
+                categories = frequent_categories(counts, feature.min_count, feature.num_embeddings, memory_bytes)
+                encodings.append(Vocabulary.of(categories))
+    standards = tuple(
+        moments[position].finish() if position in moments else Standard() for position in range(len(config.dense))
+    )
+    return Features(config, standards, tuple(encodings))
+
+
+def _opener(part: Path | FeaturesFit) -> Opener:
+    """Looks into a part, once or often; a file is not kept open, since there may be many thousands."""
+    if isinstance(part, Path):
+        return lambda: read_arrays(part)[0]
+    state = part.state()
+    return lambda: state
+
+
+def _merge_small(
+    config: FeaturesConfig, parts: Sequence[Opener]
+) -> tuple[dict[int, Moments], dict[int, npt.NDArray[np.uint8]]]:
+    """Moments and touched buckets, by the feature's position among the dense and among the sparse ones."""
+    moments = {at: Moments() for at, feature in enumerate(config.dense) if feature.transform == "standardize"}
+    touched = {
+        at: no_bucket(size_of(feature)) for at, feature in enumerate(config.sparse) if feature.encoding == "hash"
+    }
+    for part in parts if moments or touched else ():
+        state = part()
+        for position, merged in moments.items():
+            for found in state[f"moments/{position}"].to_numpy().reshape(-1, 3):
+                merged.add(found)
+        for position, bits in touched.items():
+            found = state[f"touched/{position}"].to_numpy()
+            if found.dtype == np.uint8:
+                bits |= found
+            else:
+                touch(bits, found)
+    return moments, touched
+
+
+def _counts_of(part: Opener, position: int) -> PartitionedCounts:
+    state = part()
+    texts, counts, starts = (state[f"{name}/{position}"] for name in ("texts", "counts", "starts"))
+    return PartitionedCounts(texts, counts, starts.to_numpy())
+
+
+def _count(counts: CategoryCounts, raw: RawSparse, fill: str | None) -> None:
+    assert raw.texts is not None, "read as a vocabulary"
+    occurrences = np.bincount(raw.values, minlength=FIRST_ROW + len(raw.texts))
+    counts.add(entries(raw.texts, occurrences[FIRST_ROW:]))
+    if fill:
+        counts.add(entries(pa.array([fill], pa.large_string()), occurrences[FILLED_ROW:FIRST_ROW]))
+
+
+def _compact(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.int32 | np.int64]:
+    """The bits, or the positions of those that are set where these take less room."""
+    if 8 * int(np.bitwise_count(bits).sum(dtype=np.int64)) > len(bits):
+        return bits
+    return narrow_rows(np.flatnonzero(np.unpackbits(bits, bitorder="little")), 8 * len(bits))

@@ -1,20 +1,84 @@
-"""The ``hash`` encoding: a category's bucket is a hash of its text."""
+"""The ``hash`` encoding: a category's bucket is a hash of its text.
+
+The hash is defined here and nowhere else, so that a bucket means the same on every machine and after every upgrade. A
+text's n bytes of UTF-8 are cut into words w_0, w_1, ... of eight bytes, little-endian, the last one filled up with zero
+bytes; the empty text has the one word 0. With G = 0x9E3779B97F4A7C15, and sums and products modulo 2^64:
+
+    hash = m((n * G) xor (w_0 + m(w_1 + G) + m(w_2 + 2 * G) + ...))
+
+m is SplitMix64's finalizer (Steele, Lea and Flood, 2014), a bijection, so of texts of up to eight bytes only one of
+eight and a shorter one can collide, as rarely as any. The words' terms do not wait for each other, which lets NumPy
+compute them for a whole column at once. The bucket is the hash modulo ``num_embeddings``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pandas.util import hash_array
 
-from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, BoolArray, IntArray
+from data.block import RowArray
+from data.features.cells import is_plain_text, present_texts, read_categories, text_bytes
+from data.features.encoding import FILLED_ROW, FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray, narrow_rows
+from data.features.raw import RawSparse
+
+HashArray = npt.NDArray[np.uint64]
+
+WORD_BYTES = 8
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], dtype=np.uint64)
+"""Masks of a word's first 0 to 8 bytes."""
 
 
-def hash_texts(texts: pa.Array) -> npt.NDArray[np.uint64]:
-    """64-bit hash of each non-null text (SipHash with a fixed key: the same in every process and on every machine)."""
-    return hash_array(texts.to_numpy(zero_copy_only=False), categorize=False)
+def hash_texts(texts: pa.Array) -> HashArray:
+    """64-bit hash of each text, uint64 [n]; under a null anything.
+
+    Args:
+        texts: string or large_string; slices will do.
+    """
+    offsets, content = text_bytes(texts)
+    first = int(offsets[0])
+    # The last word of the last text reads past its end.
+    padded = np.zeros(int(offsets[-1]) - first + WORD_BYTES, dtype=np.uint8)
+    padded[:-WORD_BYTES] = content[first : int(offsets[-1])]
+    words = np.ndarray((len(padded) - WORD_BYTES + 1,), dtype="<u8", buffer=padded, strides=(1,))
+    starts, lengths = offsets[:-1] - first, np.diff(offsets)
+    # A word at every byte: indexing copies only what is asked for.
+    hashes: HashArray = words[starts]
+    hashes &= _FIRST_BYTES.take(np.minimum(lengths, WORD_BYTES))
+    long = np.flatnonzero(lengths > WORD_BYTES)
+    if len(long):
+        hashes[long] += _further_words(words, starts[long].astype(np.int64), lengths[long].astype(np.int64))
+    hashes ^= lengths.astype(np.uint64) * _GOLDEN
+    return _mixed(hashes)
+
+
+def bucket_rows(texts: pa.Array, num_embeddings: int) -> RowArray:
+    """Table row of each text's bucket, int32 or int64 [n]; under a null anything."""
+    hashes = hash_texts(texts)
+    # NumPy divides by a constant several times faster than it takes the remainder.
+    hashes -= (hashes // np.uint64(num_embeddings)) * np.uint64(num_embeddings)
+    hashes += np.uint64(FIRST_ROW)
+    return narrow_rows(hashes, FIRST_ROW + num_embeddings)
+
+
+def read_buckets(array: pa.Array, num_embeddings: int, missing_values: Sequence[str], missing_row: int) -> RowArray:
+    """Table row of each cell's bucket, int32 or int64 [n]; ``missing_row`` for the missing ones.
+
+    Raises:
+        BadColumnError: the type holds no categories.
+    """
+    if is_plain_text(array.type):
+        rows = bucket_rows(array, num_embeddings)
+        rows[~present_texts(array, missing_values)] = missing_row
+        return rows
+    categories = read_categories(array, missing_values, missing_row=missing_row)
+    buckets = bucket_rows(categories.texts, num_embeddings)
+    special = np.array([MISSING_ROW, FILLED_ROW], dtype=buckets.dtype)
+    return np.concatenate([special, buckets])[categories.values]
 
 
 @dataclass(frozen=True)
@@ -25,49 +89,73 @@ class HashBuckets:
     row 1. An unseen category that collides with a touched bucket goes unnoticed, so the unseen share is a lower bound.
 
     Attributes:
-        seen: bool [num_embeddings].
+        num_embeddings: buckets.
+        touched: as :func:`no_bucket` makes it and :func:`touch` marks it.
     """
 
-    seen: BoolArray
+    num_embeddings: int
+    touched: npt.NDArray[np.uint8]
 
     @property
     def table_rows(self) -> int:
         """Buckets and the two special rows."""
-        return FIRST_ROW + len(self.seen)
+        return FIRST_ROW + self.num_embeddings
 
-    def rows(self, texts: pa.Array) -> IntArray:
-        """As :meth:`data.features.encoding.Encoding.rows`; never refuses a text."""
-        buckets = _buckets(texts.fill_null(""), len(self.seen))
-        rows = np.where(self.seen[buckets], buckets + FIRST_ROW, UNSEEN_ROW)
-        rows[texts.is_null().to_numpy(zero_copy_only=False)] = MISSING_ROW
-        return rows
+    def encode(self, raw: RawSparse, fill: str | None) -> RowArray:
+        """As :meth:`data.features.fitted.Encoding.encode`."""
+        rows = fill_buckets(raw.values, self.num_embeddings, fill)
+        seen = (self.touched.take(rows >> 3) >> (rows & 7).astype(np.uint8)) & 1
+        return np.where(seen, rows, rows.dtype.type(UNSEEN_ROW))
 
-    def state(self) -> pa.Array:
-        """The touched buckets, ascending."""
-        return pa.array(np.flatnonzero(self.seen))
-
-    @classmethod
-    def restore(cls, state: pa.Array, num_embeddings: int) -> HashBuckets:
-        """From :meth:`state`."""
-        seen = np.zeros(num_embeddings, dtype=np.bool_)
-        seen[state.to_numpy()] = True
-        return cls(seen)
+    def state(self) -> dict[str, pa.Array]:
+        """The touched buckets' bits."""
+        return {"touched": pa.array(self.touched)}
 
 
-class HashFit:
-    """Marks the touched buckets."""
-
-    def __init__(self, num_embeddings: int) -> None:
-        self._seen: BoolArray = np.zeros(num_embeddings, dtype=np.bool_)
-
-    def add(self, texts: pa.Array, counts: IntArray) -> None:
-        """As :meth:`data.features.encoding.Fit.add`."""
-        self._seen[_buckets(texts, len(self._seen))] = True
-
-    def finish(self) -> HashBuckets:
-        """The buckets."""
-        return HashBuckets(self._seen)
+def fill_buckets(values: RowArray, num_embeddings: int, fill: str | None) -> RowArray:
+    """Gives the cells that take ``fill`` the row of its bucket; the given array where there is no ``fill``."""
+    if not fill:
+        return values
+    row = bucket_rows(pa.array([fill], pa.large_string()), num_embeddings)
+    return np.where(values == FILLED_ROW, row, values)
 
 
-def _buckets(texts: pa.Array, num_embeddings: int) -> IntArray:
-    return (hash_texts(texts) % np.uint64(num_embeddings)).astype(np.int64)
+def no_bucket(num_embeddings: int) -> npt.NDArray[np.uint8]:
+    """Bits of the table rows that training touched, the lowest bit of a byte first: only that of missing is set."""
+    bits = np.zeros((FIRST_ROW + num_embeddings + 7) // 8, dtype=np.uint8)
+    bits[0] = 1 << MISSING_ROW
+    return bits
+
+
+def touch(bits: npt.NDArray[np.uint8], rows: RowArray) -> None:
+    """Sets the bits of table rows, in place."""
+    if not len(rows):
+        return
+    # Sorted, so that the bits of a byte are neighbours and each byte is written once.
+    ordered = np.sort(rows)
+    byte_of = ordered >> 3
+    starts = np.flatnonzero(np.diff(byte_of, prepend=-1))
+    bit_of = np.uint8(1) << (ordered & 7).astype(np.uint8)
+    bits[byte_of[starts]] |= np.bitwise_or.reduceat(bit_of, starts)
+
+
+def _further_words(words: HashArray, starts: IntArray, lengths: IntArray) -> HashArray:
+    """The sum of the terms of all words but the first, for texts of more than one word."""
+    counts = (lengths - 1) // WORD_BYTES
+    text_starts = np.cumsum(counts) - counts
+    place = np.arange(int(counts.sum())) - np.repeat(text_starts, counts) + 1
+    at = np.repeat(starts, counts) + place * WORD_BYTES
+    rest = np.repeat(lengths, counts) - place * WORD_BYTES
+    terms = words[at]
+    terms &= _FIRST_BYTES.take(np.minimum(rest, WORD_BYTES))
+    terms += place.astype(np.uint64) * _GOLDEN
+    return np.add.reduceat(_mixed(terms), text_starts)
+
+
+def _mixed(numbers: HashArray) -> HashArray:
+    """SplitMix64's finalizer; overwrites ``numbers``."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(31)
+    return numbers

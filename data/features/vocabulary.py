@@ -2,66 +2,85 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray
+from data.block import RowArray
+from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray, narrow_rows
+from data.features.hashing import HashArray, hash_texts
+from data.features.raw import RawSparse
 
 
+@dataclass(frozen=True)
 class Vocabulary:
-    """Categories in table order: the most frequent first, equally frequent ones by text."""
+    """Categories in table order: the most frequent first, equally frequent ones by text.
 
-    def __init__(self, categories: pa.Array) -> None:
-        """Takes distinct texts, large_string [C]."""
-        self._categories = categories
-        self._index = pd.Index(categories.to_numpy(zero_copy_only=False), dtype=object)
+    Texts are found by their 64-bit hash and then compared, so none is ever taken for another. All parts can be memory
+    of a file, which processes that encode share.
+
+    Attributes:
+        categories: distinct texts, large_string [C].
+        hashes: uint64 [C], theirs, ascending.
+        positions: int32 or int64 [C], the category that each of ``hashes`` belongs to.
+    """
+
+    categories: pa.Array
+    hashes: HashArray
+    positions: RowArray
+
+    @classmethod
+    def of(cls, categories: pa.Array) -> Vocabulary:
+        """From distinct texts in table order, large_string [C]."""
+        hashes = hash_texts(categories)
+        positions = np.argsort(hashes)
+        return cls(categories, hashes[positions], narrow_rows(positions, FIRST_ROW + len(categories)))
 
     @property
     def table_rows(self) -> int:
         """Categories and the two special rows."""
-        return FIRST_ROW + len(self._categories)
+        return FIRST_ROW + len(self.categories)
 
-    def rows(self, texts: pa.Array) -> IntArray:
-        """As :meth:`data.features.encoding.Encoding.rows`; what it lacks is unseen, nothing is refused."""
-        found = self._index.get_indexer(pd.Index(texts.to_numpy(zero_copy_only=False), dtype=object))
+    def find(self, texts: pa.Array) -> IntArray:
+        """Position of each text among the categories, int64 [n]; -1: it is none of them.
+
+        Args:
+            texts: large_string [n] without nulls.
+        """
+        wanted = hash_texts(texts)
+        found = np.full(len(texts), -1, dtype=np.int64)
+        at = np.searchsorted(self.hashes, wanted)
+        pending = np.arange(len(texts))
+        # More than one turn only where several categories share a hash.
+        while len(pending):
+            inside = at[pending] < len(self.hashes)
+            pending = pending[inside]
+            pending = pending[self.hashes[at[pending]] == wanted[pending]]
+            candidates = self.positions[at[pending]]
+            same = pc.equal(self.categories.take(pa.array(candidates)), texts.take(pa.array(pending)))
+            is_same = same.to_numpy(zero_copy_only=False)
+            found[pending[is_same]] = candidates[is_same]
+            pending = pending[~is_same]
+            at[pending] += 1
+        return found
+
+    def encode(self, raw: RawSparse, fill: str | None) -> RowArray:
+        """As :meth:`data.features.fitted.Encoding.encode`; what it lacks is unseen."""
+        assert raw.texts is not None, "read as a vocabulary"
+        texts = raw.texts
+        if fill:
+            texts = pa.concat_arrays([texts, pa.array([fill], texts.type)])
+        found = self.find(texts)
         rows = np.where(found < 0, UNSEEN_ROW, found + FIRST_ROW)
-        rows[texts.is_null().to_numpy(zero_copy_only=False)] = MISSING_ROW
-        return rows
+        special = [MISSING_ROW, rows[-1] if fill else MISSING_ROW]
+        return narrow_rows(np.concatenate([special, rows]), self.table_rows)[raw.values]
 
-    def state(self) -> pa.Array:
-        """The categories."""
-        return self._categories
-
-
-class VocabularyFit:
-    """Counts categories in memory proportional to their number, not to the rows'."""
-
-    def __init__(self, min_count: int, max_categories: int | None) -> None:
-        """Takes the frequency threshold and the largest size; None: no bound."""
-        self._min_count, self._max_categories = min_count, max_categories
-        self._counted = pa.table({"text": pa.array([], pa.large_string()), "count": pa.array([], pa.int64())})
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
-
-    def add(self, texts: pa.Array, counts: IntArray) -> None:
-        """As :meth:`data.features.encoding.Fit.add`."""
-        self._pending.append(pa.table({"text": texts, "count": pa.array(counts)}))
-        self._pending_rows += len(texts)
-        # Merging when the pending texts outnumber the counted ones keeps the whole work linear.
-        if self._pending_rows > self._counted.num_rows:
-            self._merge()
-
-    def finish(self) -> Vocabulary:
-        """The frequent categories."""
-        self._merge()
-        frequent = self._counted.filter(pc.field("count") >= self._min_count)
-        ordered = frequent.sort_by([("count", "descending"), ("text", "ascending")])
-        return Vocabulary(ordered["text"].slice(0, self._max_categories).combine_chunks())
-
-    def _merge(self) -> None:
-        both = pa.concat_tables([self._counted, *self._pending])
-        merged = both.group_by("text", use_threads=False).aggregate([("count", "sum")])
-        self._counted = merged.rename_columns(["text", "count"])
-        self._pending, self._pending_rows = [], 0
+    def state(self) -> dict[str, pa.Array]:
+        """The categories and the way to find them."""
+        return {
+            "categories": self.categories,
+            "hashes": pa.array(self.hashes),
+            "positions": pa.array(self.positions),
+        }
