@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from data.features.encoding import FIRST_ROW, MISSING_ROW, BoolArray, IntArray
 
 FloatArray = npt.NDArray[np.float64]
+OffsetArray = npt.NDArray[np.int32 | np.int64]
 
 LARGEST_EXACT_FLOAT = 2.0**53
 SHOWN_CHARACTERS = 80
@@ -143,7 +144,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(is_plain_text(kind) or pa.types.is_string_view(kind))
 
 
-def text_bytes(texts: pa.Array) -> tuple[npt.NDArray[np.int32 | np.int64], npt.NDArray[np.uint8]]:
+def text_bytes(texts: pa.Array) -> tuple[OffsetArray, npt.NDArray[np.uint8]]:
     """The buffers of plain texts, without a copy.
 
     Returns:
@@ -153,7 +154,7 @@ def text_bytes(texts: pa.Array) -> tuple[npt.NDArray[np.int32 | np.int64], npt.N
     _, offsets, content = texts.buffers()
     if offsets is None or offsets.size == 0:
         return np.zeros(len(texts) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
-    bounds: npt.NDArray[np.int32 | np.int64]
+    bounds: OffsetArray
     if pa.types.is_large_string(texts.type):
         bounds = np.frombuffer(offsets, dtype=np.int64)
     else:
@@ -162,16 +163,23 @@ def text_bytes(texts: pa.Array) -> tuple[npt.NDArray[np.int32 | np.int64], npt.N
     return text_bounds, np.frombuffer(b"" if content is None else content, dtype=np.uint8)
 
 
-def present_texts(texts: pa.Array, missing_values: Sequence[str]) -> BoolArray:
-    """Which plain texts are not missing, bool [n]."""
+def present_texts(texts: pa.Array, missing_values: Sequence[str], offsets: OffsetArray | None = None) -> BoolArray:
+    """Which plain texts are not missing, bool [n].
+
+    Args:
+        texts: string or large_string [n].
+        missing_values: texts, besides the empty one, that mean missing.
+        offsets: of :func:`text_bytes`, where it was called already.
+    """
     if missing_values:
-        present = ~missing_texts(texts, missing_values).to_numpy(zero_copy_only=False)
-    else:
+        listed: BoolArray = ~missing_texts(texts, missing_values).to_numpy(zero_copy_only=False)
+        return listed
+    if offsets is None:
         offsets, _ = text_bytes(texts)
-        present = offsets[1:] != offsets[:-1]
-        if texts.null_count:
-            present &= texts.is_valid().to_numpy(zero_copy_only=False)
-    return np.asarray(present, dtype=np.bool_)
+    present: BoolArray = offsets[1:] != offsets[:-1]
+    if texts.null_count:
+        present &= texts.is_valid().to_numpy(zero_copy_only=False)
+    return present
 
 
 def missing_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:

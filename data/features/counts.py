@@ -6,15 +6,14 @@ partition of every chunk, so partitions can be merged one after the other where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.features.cells import one_array
-from data.features.encoding import IntArray
+from data.features.encoding import BoolArray, IntArray
 from data.features.hashing import hash_texts
 from data.features.raw import offsets_of
 
@@ -22,83 +21,106 @@ PARTITIONS = 256
 MERGE_COPIES = 4
 """Merging holds its input, the result, and a hash table with the texts and their counts."""
 
-_SCHEMA = pa.schema({"text": pa.large_string(), "count": pa.int64()})
+MIN_PENDING = 1 << 16
+"""Fewer entries are not worth a merge."""
+MAX_PENDING_ARRAYS = 512
+"""More arrays, each maybe a mapping of a file of its own, are copied into one: mappings are limited, too."""
 
 
 @dataclass(frozen=True)
-class PartitionedCounts:
-    """Texts and how often each occurs, by partition; memory of a file will do.
+class Counted:
+    """Texts and how often each occurs.
 
     Attributes:
-        texts: large_string [E].
-        counts: int64 [E].
-        starts: int64 [PARTITIONS + 1], where each partition starts, and E.
+        texts: large_string [E] without nulls.
+        counts: int64 [E], at least 1.
     """
 
     texts: pa.Array
-    counts: pa.Array
+    counts: IntArray
+
+    @classmethod
+    def occurring(cls, texts: pa.Array, counts: IntArray) -> Counted:
+        """Of ``counts`` that may be 0."""
+        return cls(texts, counts).where(counts > 0)
+
+    def where(self, keep: BoolArray) -> Counted:
+        """The entries at which ``keep``, bool [E], is true."""
+        return self if keep.all() else Counted(self.texts.filter(pa.array(keep)), self.counts[keep])
+
+    def take(self, order: IntArray) -> Counted:
+        """The entries at these positions."""
+        return Counted(self.texts.take(pa.array(order)), self.counts[order])
+
+    def slice(self, start: int, stop: int) -> Counted:
+        """The entries from ``start`` to ``stop`` - 1, without a copy."""
+        return Counted(self.texts.slice(start, stop - start), self.counts[start:stop])
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """Entries in the order of their partitions; memory of a file will do.
+
+    Attributes:
+        entries: E of them.
+        starts: int64 [PARTITIONS + 1], where each partition starts, and E.
+    """
+
+    entries: Counted
     starts: IntArray
 
-    def select(self, first: int, last: int) -> pa.Table:
-        """The partitions from ``first`` to ``last`` - 1: columns ``text`` and ``count``."""
-        start, length = int(self.starts[first]), int(self.starts[last] - self.starts[first])
-        return pa.Table.from_arrays([self.texts.slice(start, length), self.counts.slice(start, length)], schema=_SCHEMA)
+    @classmethod
+    def of(cls, entries: Counted) -> Partitioned:
+        """Puts entries in order."""
+        partition_of = (hash_texts(entries.texts) >> np.uint64(56)).astype(np.uint8)
+        order = np.argsort(partition_of, kind="stable")
+        return cls(entries.take(order), offsets_of(np.bincount(partition_of, minlength=PARTITIONS)))
+
+    def select(self, first: int, last: int) -> Counted:
+        """The partitions from ``first`` to ``last`` - 1."""
+        return self.entries.slice(int(self.starts[first]), int(self.starts[last]))
 
     @property
     def num_bytes(self) -> int:
         """Size of all entries."""
-        return int(self.texts.nbytes + self.counts.nbytes)
+        return int(self.entries.texts.nbytes + self.entries.counts.nbytes)
 
 
 class CategoryCounts:
     """Counts categories in memory proportional to their number, not to the rows'."""
 
     def __init__(self) -> None:
-        self._counted = _SCHEMA.empty_table()
-        self._pending: list[pa.Table] = []
+        self._counted = _joined([])
+        self._pending: list[Counted] = []
         self._pending_rows = 0
 
-    def add(self, entries: pa.Table) -> None:
-        """Adds ``text`` and ``count``; a text may be there twice."""
+    def add(self, entries: Counted) -> None:
+        """Adds entries; a text may be there twice."""
         self._pending.append(entries)
-        self._pending_rows += entries.num_rows
-        # Merging when the pending texts outnumber the counted ones keeps the whole work linear.
-        if self._pending_rows > self._counted.num_rows:
+        self._pending_rows += len(entries.counts)
+        # Merging when the pending entries outnumber the counted ones keeps the whole work linear.
+        if self._pending_rows > max(len(self._counted.counts), MIN_PENDING):
             self._merge()
+        elif len(self._pending) > MAX_PENDING_ARRAYS:
+            self._pending = [_joined(self._pending)]
 
-    def finish(self) -> pa.Table:
-        """``text``, each once, and ``count``, in no particular order."""
-        self._merge()
+    def finish(self) -> Counted:
+        """Each text once, in no particular order."""
+        if self._pending:
+            self._merge()
         return self._counted
 
     def _merge(self) -> None:
-        if not self._pending:
-            return
-        both = pa.concat_tables([self._counted, *self._pending])
-        merged = both.group_by("text", use_threads=False).aggregate([("count", "sum")])
-        self._counted = merged.select(["text", "count_sum"]).rename_columns(["text", "count"])
+        both = _joined([self._counted, *self._pending])
+        encoded = both.texts.dictionary_encode()
+        counts = np.zeros(len(encoded.dictionary), dtype=np.int64)
+        np.add.at(counts, encoded.indices.to_numpy(), both.counts)
+        self._counted = Counted(encoded.dictionary, counts)
         self._pending, self._pending_rows = [], 0
 
 
-def entries(texts: pa.Array, counts: IntArray) -> pa.Table:
-    """What :meth:`CategoryCounts.add` takes, of the texts that occur at all."""
-    occurs = counts > 0
-    if not occurs.all():
-        texts, counts = texts.filter(pa.array(occurs)), counts[occurs]
-    return pa.Table.from_arrays([texts, pa.array(counts)], schema=_SCHEMA)
-
-
-def partitioned(counted: pa.Table) -> PartitionedCounts:
-    """Puts entries in the order of their partitions."""
-    texts = one_array(counted["text"])
-    partition_of = (hash_texts(texts) >> np.uint64(56)).astype(np.uint8)
-    order = pa.array(np.argsort(partition_of, kind="stable"))
-    sizes = np.bincount(partition_of, minlength=PARTITIONS)
-    return PartitionedCounts(texts.take(order), one_array(counted["count"]).take(order), offsets_of(sizes))
-
-
 def frequent_categories(
-    parts: Iterable[Callable[[], PartitionedCounts]],
+    parts: Sequence[Callable[[], Partitioned]],
     min_count: int,
     max_categories: int | None,
     memory_bytes: int | None,
@@ -106,36 +128,46 @@ def frequent_categories(
     """Texts that occur at least ``min_count`` times in all parts, the most frequent first, then by text.
 
     Args:
-        parts: each opens what one part counted; called once more for each pass, so that no file stays open.
+        parts: each opens what one part counted; called once for each pass, so that no file stays open.
         min_count: frequency threshold.
         max_categories: longest result; None: no bound.
-        memory_bytes: several passes keep what is merged at a time below this, where a partition alone does not exceed
-            it; the result comes on top. None: one pass.
+        memory_bytes: several passes keep what is merged at a time below this, unless a single partition exceeds it;
+            the result comes on top. None: one pass.
 
     Returns:
         large_string [C].
     """
-    parts = list(parts)
-    passes = _count_passes(sum(part().num_bytes for part in parts), memory_bytes)
-    kept = _SCHEMA.empty_table()
-    for first in range(0, PARTITIONS, PARTITIONS // passes):
+    passes = 1 if memory_bytes is None else _count_passes(sum(part().num_bytes for part in parts), memory_bytes)
+    width = PARTITIONS // passes
+    kept = _joined([])
+    for first in range(0, PARTITIONS, width):
         counts = CategoryCounts()
         for part in parts:
-            counts.add(part().select(first, first + PARTITIONS // passes))
-        frequent = counts.finish().filter(pc.field("count") >= min_count)
-        kept = pa.concat_tables([kept, frequent])
-        if max_categories is not None and kept.num_rows > max_categories:
-            kept = _ordered(kept).slice(0, max_categories)
-    return one_array(_ordered(kept)["text"])
+            counts.add(part().select(first, first + width))
+        counted = counts.finish()
+        kept = _joined([kept, counted.where(counted.counts >= min_count)])
+        if max_categories is not None and len(kept.counts) > max_categories:
+            kept = _most_frequent(kept).slice(0, max_categories)
+    return _most_frequent(kept).texts
 
 
-def _ordered(counted: pa.Table) -> pa.Table:
-    return counted.sort_by([("count", "descending"), ("text", "ascending")])
+def _joined(entries: Sequence[Counted]) -> Counted:
+    return Counted(
+        pa.concat_arrays([pa.array([], pa.large_string()), *(each.texts for each in entries)]),
+        np.concatenate([np.empty(0, dtype=np.int64), *(each.counts for each in entries)]),
+    )
 
 
-def _count_passes(num_bytes: int, memory_bytes: int | None) -> int:
+def _most_frequent(counted: Counted) -> Counted:
+    """By count, descending, then by text, ascending."""
+    table = pa.table({"text": counted.texts, "count": pa.array(counted.counts)})
+    order = pc.sort_indices(table, sort_keys=[("count", "descending"), ("text", "ascending")])
+    return counted.take(order.to_numpy())
+
+
+def _count_passes(num_bytes: int, memory_bytes: int) -> int:
     """A power of two, so that every pass has as many partitions."""
     passes = 1
-    while memory_bytes is not None and passes < PARTITIONS and num_bytes * MERGE_COPIES > memory_bytes * passes:
+    while passes < PARTITIONS and num_bytes * MERGE_COPIES > memory_bytes * passes:
         passes *= 2
     return passes

@@ -17,7 +17,7 @@ import pyarrow as pa
 from data.features.arrays_file import read_arrays, write_arrays
 from data.features.cells import FloatArray
 from data.features.columns import size_of
-from data.features.counts import CategoryCounts, PartitionedCounts, entries, frequent_categories, partitioned
+from data.features.counts import CategoryCounts, Counted, Partitioned, frequent_categories
 from data.features.dense import Moments, Standard, moments_of
 from data.features.encoding import FILLED_ROW, FIRST_ROW, narrow_rows
 from data.features.fitted import Encoding, Features
@@ -69,9 +69,9 @@ class FeaturesFit:
         for position, bits in self._touched.items():
             state[f"touched/{position}"] = pa.array(_compact(bits))
         for position, counts in self._counts.items():
-            parts = partitioned(counts.finish())
-            state[f"texts/{position}"] = parts.texts
-            state[f"counts/{position}"] = parts.counts
+            parts = Partitioned.of(counts.finish())
+            state[f"texts/{position}"] = parts.entries.texts
+            state[f"counts/{position}"] = pa.array(parts.entries.counts)
             state[f"starts/{position}"] = pa.array(parts.starts)
         return state
 
@@ -136,18 +136,18 @@ def _merge_small(
     return moments, touched
 
 
-def _counts_of(part: Opener, position: int) -> PartitionedCounts:
+def _counts_of(part: Opener, position: int) -> Partitioned:
     state = part()
-    texts, counts, starts = (state[f"{name}/{position}"] for name in ("texts", "counts", "starts"))
-    return PartitionedCounts(texts, counts, starts.to_numpy())
+    entries = Counted(state[f"texts/{position}"], state[f"counts/{position}"].to_numpy())
+    return Partitioned(entries, state[f"starts/{position}"].to_numpy())
 
 
 def _count(counts: CategoryCounts, raw: RawSparse, fill: str | None) -> None:
     assert raw.texts is not None, "read as a vocabulary"
     occurrences = np.bincount(raw.values, minlength=FIRST_ROW + len(raw.texts))
-    counts.add(entries(raw.texts, occurrences[FIRST_ROW:]))
+    counts.add(Counted.occurring(raw.texts, occurrences[FIRST_ROW:]))
     if fill:
-        counts.add(entries(pa.array([fill], pa.large_string()), occurrences[FILLED_ROW:FIRST_ROW]))
+        counts.add(Counted.occurring(pa.array([fill], pa.large_string()), occurrences[FILLED_ROW:FIRST_ROW]))
 
 
 def _compact(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.int32 | np.int64]:

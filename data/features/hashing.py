@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data.block import RowArray
-from data.features.cells import is_plain_text, present_texts, read_categories, text_bytes
+from data.features.cells import OffsetArray, is_plain_text, present_texts, read_categories, text_bytes
 from data.features.encoding import FILLED_ROW, FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray, narrow_rows
 from data.features.raw import RawSparse
 
@@ -39,13 +39,16 @@ def hash_texts(texts: pa.Array) -> HashArray:
     Args:
         texts: string or large_string; slices will do.
     """
-    offsets, content = text_bytes(texts)
+    return _hash(*text_bytes(texts))
+
+
+def _hash(offsets: OffsetArray, content: npt.NDArray[np.uint8]) -> HashArray:
     first = int(offsets[0])
     # The last word of the last text reads past its end.
     padded = np.zeros(int(offsets[-1]) - first + WORD_BYTES, dtype=np.uint8)
     padded[:-WORD_BYTES] = content[first : int(offsets[-1])]
     words = np.ndarray((len(padded) - WORD_BYTES + 1,), dtype="<u8", buffer=padded, strides=(1,))
-    starts, lengths = offsets[:-1] - first, np.diff(offsets)
+    starts, lengths = offsets[:-1] - first, offsets[1:] - offsets[:-1]
     # A word at every byte: indexing copies only what is asked for.
     hashes: HashArray = words[starts]
     hashes &= _FIRST_BYTES.take(np.minimum(lengths, WORD_BYTES))
@@ -58,7 +61,11 @@ def hash_texts(texts: pa.Array) -> HashArray:
 
 def bucket_rows(texts: pa.Array, num_embeddings: int) -> RowArray:
     """Table row of each text's bucket, int32 or int64 [n]; under a null anything."""
-    hashes = hash_texts(texts)
+    return _bucket_rows(hash_texts(texts), num_embeddings)
+
+
+def _bucket_rows(hashes: HashArray, num_embeddings: int) -> RowArray:
+    """Overwrites ``hashes``."""
     # NumPy divides by a constant several times faster than it takes the remainder.
     hashes -= (hashes // np.uint64(num_embeddings)) * np.uint64(num_embeddings)
     hashes += np.uint64(FIRST_ROW)
@@ -72,8 +79,9 @@ def read_buckets(array: pa.Array, num_embeddings: int, missing_values: Sequence[
         BadColumnError: the type holds no categories.
     """
     if is_plain_text(array.type):
-        rows = bucket_rows(array, num_embeddings)
-        rows[~present_texts(array, missing_values)] = missing_row
+        offsets, content = text_bytes(array)
+        rows = _bucket_rows(_hash(offsets, content), num_embeddings)
+        rows[~present_texts(array, missing_values, offsets)] = missing_row
         return rows
     categories = read_categories(array, missing_values, missing_row=missing_row)
     buckets = bucket_rows(categories.texts, num_embeddings)
