@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from data.sources.csv import CSVSource
-from data.sources.source import Block, Split
+from data.sources.source import Chunk, InputFile, Split
 from erase_rec.config.types import Params
 
 
@@ -28,9 +28,17 @@ class AvazuSource:
         """Column names of the first file."""
         return self._csv.columns()
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
-        """Rows as ``string`` columns."""
-        return self._csv.blocks(columns)
+    def inputs(self) -> list[InputFile]:
+        """The files."""
+        return self._csv.inputs()
+
+    def num_bytes(self) -> int:
+        """Size of the files."""
+        return self._csv.num_bytes()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Chunks of text."""
+        return self._csv.chunks()
 
     def fingerprint(self) -> str:
         """Identity of the files' content."""

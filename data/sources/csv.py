@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-from data.errors import DataError
-from data.sources import delimited
-from data.sources.delimited import Dialect
-from data.sources.paths import content_fingerprint, resolve
-from data.sources.source import Block, Split
+from data.sources.content import InputFiles
+from data.sources.delimited import Layout, text_chunks
+from data.sources.dialect import Dialect, header
+from data.sources.paths import File, resolve
+from data.sources.source import Chunk, InputFile, Split
 from erase_rec.config.types import Params, Text, Texts
 
 
@@ -48,30 +47,30 @@ class CSVSource:
         """Finds the files; ``seed`` has no meaning here."""
         self._config = config
         self._dialect = Dialect(config.delimiter, None if config.quote == "none" else config.quote)
-        self._files = resolve(paths)
+        self._files = InputFiles(resolve(paths))
         self._split = split
 
     def columns(self) -> list[str]:
         """Column names of the first file."""
-        return self._names(self._files[0])
+        return list(self._names(self._files.files[0]))
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
-        """Rows as ``string`` columns; the empty text means missing."""
-        for file in self._files:
-            yield from self._file_blocks(file, columns)
+    def inputs(self) -> list[InputFile]:
+        """The files."""
+        return self._files.inputs()
+
+    def num_bytes(self) -> int:
+        """Size of the files."""
+        return self._files.num_bytes()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Chunks of text; all files' headers are read first."""
+        has_header = not self._config.columns
+        layouts = [Layout(self._dialect, self._names(file), has_header) for file in self._files.files]
+        yield from text_chunks(self._files, layouts, self._split)
 
     def fingerprint(self) -> str:
         """Identity of the files' content."""
-        return content_fingerprint(self._files)
+        return self._files.fingerprint()
 
-    def _names(self, file: Path) -> list[str]:
-        return list(self._config.columns) or delimited.header(file, self._dialect)
-
-    def _file_blocks(self, file: Path, columns: Sequence[str]) -> Iterator[Block]:
-        has_header = not self._config.columns
-        empty = True
-        for block in delimited.blocks(file, self._dialect, self._names(file), columns, has_header=has_header):
-            empty = False
-            yield block
-        if empty and self._split == "train":
-            raise DataError(f"{file}: the file {'holds a header and no rows' if has_header else 'is empty'}; remove it")
+    def _names(self, file: File) -> tuple[str, ...]:
+        return tuple(self._config.columns or header(file, self._dialect))

@@ -1,25 +1,28 @@
-"""Text files as runs of whole lines: compression, byte order mark, line ends, blank lines.
+"""Text files as stretches of whole lines: compression, byte order mark, blank lines at the end.
 
 One row is one line here, so that every message can name its line; a quoted field may hold the delimiter but no line
-break.
+break. That also is what lets a file be cut anywhere behind a line end, and its parts be read in any order.
 """
 
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, cast
+from dataclasses import dataclass, field
+from typing import IO, Protocol, cast
+
+import numpy as np
 
 from data.errors import DataError
+from data.sources.content import READ_BYTES, HashedStream
+from data.sources.paths import File
+from data.sources.source import MAX_CHUNK_ROWS
 
 CHUNK_BYTES = 8 << 20
 MAX_LINE_BYTES = 64 << 20
 
+_HEAD_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _NOT_TEXT = {
@@ -33,125 +36,187 @@ _NOT_TEXT = {
 }
 
 
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 @dataclass(frozen=True)
-class Lines:
-    """Whole lines of a text file.
+class Stretch:
+    """Whole lines of a text file, the last of which is not blank.
 
     Attributes:
-        body: the lines; neither it nor any of its lines is empty, and the last one's line end is cut off.
-        first_line: 1-based number of the first line.
+        start: position of the first byte in the text.
+        length: bytes; only the file's last stretch may lack its last line end.
+        first_row: number of lines before it, a header not counted.
+        num_bytes: share of the file's size.
         cut_off: the file ends in the last line, without a line end.
+        content: the bytes, where they cannot be read again by position (compressed text).
     """
 
-    body: bytes
-    first_line: int
+    start: int
+    length: int
+    first_row: int
+    num_bytes: int
     cut_off: bool
-
-    def count(self) -> int:
-        """Number of lines."""
-        return self.body.count(b"\n") + 1
-
-    def line(self, index: int) -> bytes:
-        """Line ``index`` (from 0), without its line end. Walks the lines: for messages."""
-        return self.body.split(b"\n", index + 1)[index].rstrip(b"\r")
+    content: bytes | None
 
 
-def first_line(path: Path) -> bytes:
-    """The first line without byte order mark and line end; empty for an empty file.
+def first_lines(file: File, count: int) -> list[bytes]:
+    """Up to ``count`` lines without byte order mark and line ends; none for an empty file.
 
     Raises:
-        DataError: the file is no plain or gzip text, or starts with a blank line.
+        DataError: the file is no plain or gzip text, or a line has no end.
     """
-    with _opened(path) as stream:
-        return _read_first_line(stream, path).rstrip(b"\r\n")
+    packed = _is_packed(file)
+    with file.open() as opened:
+        stream = _Text(file, HashedStream(opened, file.name), packed)
+        buffer = stream.read(_HEAD_BYTES, 1)
+        while buffer.count(b"\n") < count and (more := stream.read(_HEAD_BYTES, 1)):
+            buffer += more
+            if len(buffer) - buffer.rfind(b"\n") > MAX_LINE_BYTES:
+                raise _endless_line(file, buffer.count(b"\n") + 1)
+    lines = buffer.removeprefix(_BOM).split(b"\n", count)
+    # behind the last line end, or behind the last line asked for, is no line
+    lines = lines[:count] if lines[-1] else lines[:-1]
+    return [line.rstrip(b"\r") for line in lines]
 
 
-def lines(path: Path, *, skip_first: bool = False) -> Iterator[Lines]:
-    """The file in runs of about ``CHUNK_BYTES``, all lines but blank ones at the end.
+def stretches(file: File, raw: HashedStream, *, skip_first: bool) -> Iterator[Stretch]:
+    """The text in stretches of about ``CHUNK_BYTES`` or ``MAX_CHUNK_ROWS``, all lines but blank ones at the end.
 
     Args:
-        path: plain or gzip text, as its name says.
-        skip_first: leave out the first line (a header); numbering counts it.
+        file: plain or gzip text, as its name says.
+        raw: its bytes; they are read to the end.
+        skip_first: leave out the first line (a header).
 
     Raises:
-        DataError: not readable as text, cut-off compression, a blank line, a line over ``MAX_LINE_BYTES``.
+        DataError: damaged compression, or a line over ``MAX_LINE_BYTES``.
     """
-    with _opened(path) as stream:
-        first = _read_first_line(stream, path)
-        carry, number = (b"", 2) if skip_first else (first, 1)
-        while data := _read(stream, path, number + carry.count(b"\n")):
-            buffer = carry + data
-            body, carry = _cut(buffer)
-            if len(carry) > MAX_LINE_BYTES:
-                raise DataError(f"{path}, line {number}: no line end within {MAX_LINE_BYTES >> 20} MiB; is it text?")
-            if body:
-                run = Lines(body, number, cut_off=False)
-                _refuse_blank_line(run, path)
-                yield run
-                number += run.count()
-        body = carry.rstrip(b"\r\n")
-        if body:
-            run = Lines(body, number, cut_off=len(body) == len(carry))
-            _refuse_blank_line(run, path)
-            yield run
+    packed = _is_packed(file)
+    text = _Text(file, raw, packed)
+    cutter = _Cutter(file, raw, packed, first_number=2 if skip_first else 1)
+    buffer = text.read(READ_BYTES, 1)
+    start = len(_BOM) if buffer.startswith(_BOM) else 0
+    if skip_first:
+        while b"\n" not in buffer and (more := text.read(READ_BYTES, 1)):
+            buffer += more
+        start = buffer.find(b"\n") + 1 or len(buffer)
+    cutter.start = start
+    yield from cutter.take(buffer[start:])
+    while buffer := text.read(READ_BYTES, cutter.number()):
+        yield from cutter.take(buffer)
+    yield from cutter.finish()
 
 
-def _cut(buffer: bytes) -> tuple[bytes, bytes]:
-    """Splits behind the last complete line that is not blank: blank lines are harmless where no line follows."""
-    complete = buffer[: buffer.rfind(b"\n") + 1]
-    body = complete.rstrip(b"\r\n")
-    if not body:
-        return b"", buffer
-    return body, buffer[buffer.index(b"\n", len(body)) + 1 :]
+class _Text:
+    """What a file holds, decompressed, as a stream whose errors are a user's."""
+
+    def __init__(self, file: File, raw: HashedStream, packed: bool) -> None:
+        self._file = file
+        # it only ever reads, and seeks nowhere
+        self._stream: _Readable = gzip.GzipFile(fileobj=cast(IO[bytes], raw), mode="rb") if packed else raw
+
+    def read(self, size: int, line: int) -> bytes:
+        """The next ``size`` bytes, fewer only at the end; about ``line`` lines were read before, for messages."""
+        try:
+            return self._stream.read(size)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            cause = "ends too early" if isinstance(error, EOFError) else f"is damaged ({error})"
+            raise DataError(
+                f"{self._file.name}: the gzip data {cause} somewhere after line {line}; copy or download the file again"
+            ) from error
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("rb") as raw:
-        magic = raw.read(6)
+@dataclass
+class _Cutter:
+    """Joins what is read to stretches.
+
+    A stretch is given only when a line that belongs to the next one was seen: so the last one knows that it is the
+    last, and blank lines, which are harmless where no line follows, are never its end.
+    """
+
+    file: File
+    raw: HashedStream
+    keeps_content: bool
+    first_number: int
+    start: int = 0
+    length: int = 0
+    first_row: int = 0
+    rows: int = 0
+    num_bytes_before: int = 0
+    carry: bytes = b""
+    parts: list[bytes] = field(default_factory=list)
+
+    def take(self, read: bytes) -> Iterator[Stretch]:
+        """Adds bytes; gives the stretch before them if it is long enough."""
+        buffer = self.carry + read if self.carry else read
+        end = _end_of_lines(buffer)
+        if end:
+            if self.length >= CHUNK_BYTES or self.rows >= MAX_CHUNK_ROWS:
+                yield self._stretch()
+            self._add(buffer[:end])
+        self.carry = buffer[end:]
+        if len(self.carry) > MAX_LINE_BYTES:
+            raise _endless_line(self.file, self.number())
+
+    def finish(self) -> Iterator[Stretch]:
+        """Gives the last stretch, with the line that has no line end."""
+        line = self.carry.rstrip(b"\r\n")
+        if line:
+            self._add(line)
+            self.rows += 1
+        if self.length:
+            yield self._stretch(cut_off=bool(line) and len(line) == len(self.carry))
+
+    def number(self) -> int:
+        """Line number of the first line that is in no stretch yet."""
+        return self.first_number + self.first_row + self.rows
+
+    def _add(self, lines: bytes) -> None:
+        self.length += len(lines)
+        # three times as fast as bytes.count
+        self.rows += int(np.count_nonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")))
+        if self.keeps_content:
+            self.parts.append(lines)
+
+    def _stretch(self, *, cut_off: bool = False) -> Stretch:
+        stretch = Stretch(
+            start=self.start,
+            length=self.length,
+            first_row=self.first_row,
+            num_bytes=self.raw.num_bytes - self.num_bytes_before,
+            cut_off=cut_off,
+            content=b"".join(self.parts) if self.keeps_content else None,
+        )
+        self.start, self.first_row = self.start + self.length, self.first_row + self.rows
+        self.length, self.rows, self.parts, self.num_bytes_before = 0, 0, [], self.raw.num_bytes
+        return stretch
+
+
+def _end_of_lines(buffer: bytes) -> int:
+    """Position behind the last complete line that is not blank; 0 where there is none."""
+    lines = buffer[: buffer.rfind(b"\n") + 1].rstrip(b"\r\n")
+    return buffer.index(b"\n", len(lines)) + 1 if lines else 0
+
+
+def _is_packed(file: File) -> bool:
+    """Whether a text file is compressed.
+
+    Raises:
+        DataError: it is in another format, or its name says otherwise.
+    """
+    with file.open() as stream:
+        magic = HashedStream(stream, file.name).read(6)
     for prefix, what in _NOT_TEXT.items():
         if magic.startswith(prefix):
-            raise DataError(f"{path}: {what}")
-    compressed = magic.startswith(_GZIP)
-    named = path.name.lower().endswith(".gz")
-    if magic and compressed != named:
-        found, name = ("gzip", "does not end in .gz") if compressed else ("not gzip", "ends in .gz")
-        raise DataError(f"{path}: the content is {found} but the name {name}; rename the file")
-    if compressed:
-        with gzip.open(path, "rb") as unpacked:
-            yield cast(IO[bytes], unpacked)
-    else:
-        with path.open("rb") as plain:
-            yield plain
+            raise DataError(f"{file.name}: {what}")
+    packed = magic.startswith(_GZIP)
+    named = file.path.lower().endswith(".gz")
+    if magic and packed != named:
+        found, name = ("gzip", "does not end in .gz") if packed else ("not gzip", "ends in .gz")
+        raise DataError(f"{file.name}: the content is {found} but the name {name}; rename the file")
+    return packed
 
 
-def _read(stream: IO[bytes], path: Path, line: int) -> bytes:
-    try:
-        return stream.read(CHUNK_BYTES)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _broken_gzip(path, line, error) from error
-
-
-def _broken_gzip(path: Path, line: int, error: Exception) -> DataError:
-    cause = "ends too early" if isinstance(error, EOFError) else f"is damaged ({error})"
-    return DataError(f"{path}: the gzip data {cause} somewhere after line {line}; copy or download the file again")
-
-
-def _read_first_line(stream: IO[bytes], path: Path) -> bytes:
-    try:
-        line = stream.readline(MAX_LINE_BYTES)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _broken_gzip(path, 1, error) from error
-    text = line.removeprefix(_BOM)
-    if not text.strip(b"\r\n") and _read(stream, path, 1).strip(b"\r\n"):
-        raise DataError(f"{path}, line 1: the line is blank; remove it")
-    return text
-
-
-def _refuse_blank_line(run: Lines, path: Path) -> None:
-    body = run.body
-    if body.startswith((b"\n", b"\r\n")) or b"\n\n" in body or b"\n\r\n" in body:
-        blank = re.search(rb"^\r?$", body, re.MULTILINE)
-        assert blank is not None
-        line = run.first_line + body.count(b"\n", 0, blank.start())
-        raise DataError(f"{path}, line {line}: the line is blank; remove it (only the file's end may have blank lines)")
+def _endless_line(file: File, number: int) -> DataError:
+    return DataError(f"{file.name}, line {number}: no line end within {MAX_LINE_BYTES >> 20} MiB; is it text?")

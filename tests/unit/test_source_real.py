@@ -6,12 +6,11 @@ import gzip
 import os
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from source_cases import blocks_of, table_of
 
 from data.errors import DataError
 from data.registry import open_source
-from data.sources.source import Source
 
 
 @pytest.fixture
@@ -20,10 +19,6 @@ def real() -> Path:
     if not folder:
         pytest.skip("ERASE_REC_DATA names no folder with public click logs")
     return Path(folder)
-
-
-def table(source: Source, columns: list[str] | None = None) -> pa.Table:
-    return pa.concat_tables(block.columns for block in source.blocks(columns or source.columns()))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def table(source: Source, columns: list[str] | None = None) -> pa.Table:
 def test_every_row_is_read(
     real: Path, kind: str, pattern: str, rows: int, columns: int, label: str | None, positives: int | None
 ) -> None:
-    found = table(open_source(kind, [str(real / pattern)]))
+    found = table_of(open_source(kind, [str(real / pattern)]))
     assert (found.num_rows, found.num_columns) == (rows, columns)
     if positives is not None:
         assert found[label].to_pylist().count("1") == positives
@@ -58,7 +53,7 @@ def test_criteo_cells_are_the_files_text(real: Path) -> None:
     source = open_source("criteo", [str(path)])
     assert source.label_column == "label"
     expected = [line.split("\t") for line in path.read_text().splitlines()]
-    found = table(source)
+    found = table_of(source)
     for position, name in enumerate(found.column_names):
         assert found[name].to_pylist() == [fields[position] for fields in expected]
 
@@ -66,18 +61,18 @@ def test_criteo_cells_are_the_files_text(real: Path) -> None:
 def test_the_two_layouts_of_criteo_agree(real: Path) -> None:
     """The comma file's rows that are in the TAB file too, value by value."""
     columns = [f"{kind}{i}" for kind, count in (("I", 13), ("C", 26)) for i in range(1, count + 1)]
-    tabs = table(open_source("criteo", [str(real / "criteo_first8k" / "train.csv")]), columns)
-    commas = table(open_source("csv", [str(real / "criteo_tiny_csv" / "train.tiny.csv")]), columns)
+    tabs = table_of(open_source("criteo", [str(real / "criteo_first8k" / "train.csv")]), columns)
+    commas = table_of(open_source("csv", [str(real / "criteo_tiny_csv" / "train.tiny.csv")]), columns)
     known = {tuple(row.values()) for row in tabs.to_pylist()}
     assert sum(tuple(row.values()) in known for row in commas.to_pylist()) == 1806
 
 
 def test_crlf_and_gzip_of_criteo_read_as_the_plain_file(real: Path, tmp_path: Path) -> None:
     path = real / "criteo_first8k" / "dev.csv"
-    plain = table(open_source("criteo", [str(path)]))
+    plain = table_of(open_source("criteo", [str(path)]))
     crlf = tmp_path / "dev crlf.csv.gz"
     crlf.write_bytes(gzip.compress(path.read_bytes().replace(b"\n", b"\r\n")))
-    assert table(open_source("criteo", [str(crlf)])).equals(plain)
+    assert table_of(open_source("criteo", [str(crlf)])).equals(plain)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +87,4 @@ def test_crlf_and_gzip_of_criteo_read_as_the_plain_file(real: Path, tmp_path: Pa
 def test_the_wrong_reader_says_which_is_right(real: Path, kind: str, name: str, expected: str) -> None:
     source = open_source(kind, [str(real / name)])
     with pytest.raises(DataError, match=expected):
-        next(source.blocks(source.columns()))
+        next(blocks_of(source))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from source_cases import blocks_of, table_of
 
+from data.bad_rows import BadRows
 from data.registry import open_source
 from data.sources.synthetic import BLOCK_ROWS, SyntheticSource
 
@@ -22,7 +25,7 @@ def make(split: Literal["train", "eval"] = "train", seed: int = 1, **params: Any
 
 
 def table(source: SyntheticSource, columns: list[str] | None = None) -> pa.Table:
-    return pa.concat_tables(block.columns for block in source.blocks(columns or source.columns())).unify_dictionaries()
+    return table_of(source, columns).unify_dictionaries()
 
 
 def label_entropy(label: np.ndarray[Any, Any]) -> float:
@@ -55,9 +58,23 @@ def test_the_columns_asked_for_do_not_change_the_rows() -> None:
     )
 
 
-def test_blocks_number_their_rows() -> None:
-    blocks = list(make(rows=BLOCK_ROWS + 7).blocks(["label"]))
-    assert [(b.first_line, b.columns.num_rows) for b in blocks] == [(1, BLOCK_ROWS), (BLOCK_ROWS + 1, 7)]
+def test_rows_are_numbered_through_the_chunks() -> None:
+    source = make(rows=BLOCK_ROWS + 7)
+    blocks = list(blocks_of(source, ["label"]))
+    assert [(b.numbers[0], b.num_rows) for b in blocks] == [(1, BLOCK_ROWS), (BLOCK_ROWS + 1, 7)]
+    assert blocks[1].place(6) == f"synthetic train rows row {BLOCK_ROWS + 7}"
+    assert sum(chunk.num_bytes for chunk in source.chunks()) == source.num_bytes()
+    assert source.inputs() == []
+
+
+def test_a_chunk_made_elsewhere_and_out_of_order_has_the_same_rows() -> None:
+    first, second = make(rows=BLOCK_ROWS + 7).chunks()
+    copy = pickle.loads(pickle.dumps(second))
+    assert len(pickle.dumps(second)) < 2000
+    assert all(chunk.rereadable for chunk in (first, second))
+    (expected,), (made,) = (list(chunk.blocks(["I1", "C1"], BadRows())) for chunk in (second, copy))
+    assert made.columns.equals(expected.columns)
+    assert list(made.row_numbers) == list(expected.row_numbers)
 
 
 def test_seeds_and_splits_give_other_rows_of_the_same_categories() -> None:
@@ -110,7 +127,7 @@ def test_the_floor_of_an_eval_split_is_of_its_own_rows_and_nan_without_any() -> 
     assert make("eval").bayes_ne() != make("train").bayes_ne()
     assert make("eval").bayes_ne() == make("eval").bayes_ne()
     assert math.isnan(make("eval", eval_rows=0).bayes_ne())
-    assert list(make("eval", eval_rows=0).blocks(["label"])) == []
+    assert list(make("eval", eval_rows=0).chunks()) == []
 
 
 def test_the_fingerprint_follows_everything_that_the_rows_depend_on() -> None:

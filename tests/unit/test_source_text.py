@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from source_cases import blocks_of
 
+from data.bad_rows import BadRows
 from data.errors import DataError
 from data.registry import open_source
-from data.sources import text_file
-from data.sources.source import MAX_BLOCK_ROWS
+from data.sources import delimited, text_file
 
 HEX = [f"{value:08x}" for value in range(26)]
 
@@ -20,19 +21,21 @@ def criteo_line(label: str = "1", first: str = "5") -> str:
     return "\t".join([label, first, *map(str, range(12)), *HEX])
 
 
-def read(kind: str, paths: Path | list[str], columns: list[str], **options: Any) -> dict[str, list[str]]:
+def read(
+    kind: str, paths: Path | list[str], columns: list[str], bad: BadRows | None = None, **options: Any
+) -> dict[str, list[str]]:
     source = open_source(kind, [str(paths)] if isinstance(paths, Path) else paths, **options)
     rows: dict[str, list[str]] = {name: [] for name in columns}
-    for block in source.blocks(columns):
+    for block in blocks_of(source, columns, bad):
+        assert block.columns.column_names == columns
         for name in columns:
             rows[name] += block.columns[name].to_pylist()
     return rows
 
 
-def message(kind: str, path: Path, columns: list[str] | None = None, **options: Any) -> str:
+def message(kind: str, path: Path | str, columns: list[str] | None = None, **options: Any) -> str:
     def read_all() -> None:
-        source = open_source(kind, [str(path)], **options)
-        for _ in source.blocks(columns or source.columns()):
+        for _ in blocks_of(open_source(kind, [str(path)], **options), columns):
             pass
 
     with pytest.raises(DataError) as error:
@@ -43,8 +46,14 @@ def message(kind: str, path: Path, columns: list[str] | None = None, **options: 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every few bytes are a chunk, so that lines straddle chunks."""
-    monkeypatch.setattr(text_file, "CHUNK_BYTES", 7)
+    """Every few bytes are a chunk and a run, so that lines straddle what is read, cut and parsed at a time."""
+    set_sizes(monkeypatch, read=7, chunk=20, run=9)
+
+
+def set_sizes(monkeypatch: pytest.MonkeyPatch, *, read: int, chunk: int, run: int) -> None:
+    monkeypatch.setattr(text_file, "READ_BYTES", read)
+    monkeypatch.setattr(text_file, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(delimited, "RUN_BYTES", run)
 
 
 def test_texts_that_look_like_numbers_stay_text(tmp_path: Path) -> None:
@@ -75,22 +84,6 @@ def test_criteo_with_crlf_and_bom_keeps_carriage_returns_out(tmp_path: Path) -> 
     file = tmp_path / "day.txt"
     file.write_bytes(b"\xef\xbb\xbf" + (criteo_line() + "\r\n" + criteo_line("0") + "\r\n").encode())
     assert read("criteo", file, ["label", "C26"]) == {"label": ["1", "0"], "C26": [HEX[25]] * 2}
-
-
-def test_chunk_size_changes_neither_rows_nor_line_numbers(tmp_path: Path, small_chunks: None) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("n\n" + "".join(f"{row}\n" for row in range(2, 100)))
-    for block in open_source("csv", [str(file)]).blocks(["n"]):
-        lines = range(block.first_line, block.first_line + block.columns.num_rows)
-        assert block.columns["n"].to_pylist() == [str(line) for line in lines]
-        assert (block.file, block.unit) == (str(file), "line")
-
-
-def test_blocks_are_bounded_and_follow_each_other(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("n\n" + "1\n" * (2 * MAX_BLOCK_ROWS + 5))
-    found = [(block.first_line, block.columns.num_rows) for block in open_source("csv", [str(file)]).blocks(["n"])]
-    assert found == [(2, MAX_BLOCK_ROWS), (2 + MAX_BLOCK_ROWS, MAX_BLOCK_ROWS), (2 + 2 * MAX_BLOCK_ROWS, 5)]
 
 
 def test_files_are_matched_by_column_name_and_globs_are_sorted(tmp_path: Path) -> None:
@@ -191,7 +184,7 @@ def test_criteo_without_label_has_the_39_features(tmp_path: Path) -> None:
     file.write_text(criteo_line()[2:] + "\n")
     source = open_source("criteo", [str(file)], {"has_label": "false"})
     assert (source.label_column, len(source.columns())) == (None, 39)
-    assert next(source.blocks(["I1"])).columns["I1"].to_pylist() == ["5"]
+    assert next(blocks_of(source, ["I1"])).columns["I1"].to_pylist() == ["5"]
 
 
 BAD_CSV = {

@@ -1,0 +1,188 @@
+"""Lines of delimited text as rows of text columns: no type is guessed, and what does not fit is named with its cause.
+
+Arrow parses runs of lines at a time. It does not say which of its lines a run fails for, and a quote that is never
+closed swallows the lines behind it; so where a run does not give one row a line, lines are tried apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from data.sources.dialect import CARRIAGE_RETURN, Dialect, count_fields, shorten
+
+_TEXT = pa.string()
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no row.
+
+    Attributes:
+        index: position among the lines.
+        column: the column that cannot be read; empty where the line itself cannot be cut into columns.
+        where: its field, for messages; empty where the line itself is bad.
+        reason: what was found and expected, the likely cause and the way out.
+        text: the start of the line.
+    """
+
+    index: int
+    column: str
+    where: str
+    reason: str
+    text: str
+
+
+def joined(lines: Iterable[bytes]) -> bytes:
+    """A run of ``lines``, which are without LF."""
+    return b"".join(line + b"\n" for line in lines)
+
+
+class LineParser:
+    """Cuts lines with as many fields as there are columns."""
+
+    def __init__(self, dialect: Dialect, names: Sequence[str], positions: Sequence[int]) -> None:
+        """Takes all column names in the order of the fields, and the positions of the wanted ones."""
+        self._dialect, self._names, self._positions = dialect, names, positions
+        self._quote = dialect.quote.encode() if dialect.quote is not None else None
+        # A row by itself behind a run: a quote that is open at the run's end would swallow it.
+        self._guard = b"\n" + (dialect.delimiter.encode() * (len(names) - 1) or b"x")
+
+    def rows(self, run: bytes) -> pa.Table | None:
+        """The wanted columns of ``run``, whole lines; None unless every line, and by itself, is a row."""
+        if b"\0" in run or (b"\r" in run and run.count(b"\r") != run.count(b"\r\n")):
+            return None
+        count = run.count(b"\n") + (not run.endswith(b"\n"))
+        guarded = self._quote is not None and self._quote in run
+        try:
+            table = self._parse(run.removesuffix(b"\n") + self._guard if guarded else run)
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows != count + guarded:
+            return None
+        return table.slice(0, count).rename_columns([self._names[position] for position in self._positions])
+
+    def bad_lines(self, lines: Sequence[bytes], *, cut_off: bool) -> list[BadLine]:
+        """Those that are no rows by themselves, in order.
+
+        Args:
+            lines: without LF.
+            cut_off: the file ends in the last line, without a line end.
+        """
+        suspects = [index for index, line in enumerate(lines) if self._is_plainly_bad(line)]
+        known = set(suspects)
+        suspects += self._search(lines, [index for index in range(len(lines)) if index not in known])
+        last = len(lines) - 1
+        return [self._explain(index, lines[index], cut_off=cut_off and index == last) for index in sorted(suspects)]
+
+    def _is_plainly_bad(self, line: bytes) -> bool:
+        """Whether counting shows that a line is no row; others may be none, either."""
+        content = line.removesuffix(b"\r")
+        if not content or b"\r" in content or b"\0" in content:
+            return True
+        if self._quote is not None and self._quote in content:
+            return False
+        return content.count(self._dialect.delimiter.encode()) != len(self._names) - 1
+
+    def _search(self, lines: Sequence[bytes], among: Sequence[int]) -> list[int]:
+        """Finds bad lines by halving."""
+        if not among or self.rows(joined(lines[index] for index in among)) is not None:
+            return []
+        if len(among) == 1:
+            return list(among)
+        middle = len(among) // 2
+        return self._search(lines, among[:middle]) + self._search(lines, among[middle:])
+
+    def _parse(
+        self, run: bytes, refused: list[arrow_csv.InvalidRow] | None = None, *, kind: pa.DataType = _TEXT
+    ) -> pa.Table:
+        """Parses a run; with ``refused`` rows of a wrong number of fields are put there, instead of an error.
+
+        The columns are called by their positions, since names may be there twice.
+        """
+        wanted = [str(position) for position in self._positions]
+
+        def refuse(row: arrow_csv.InvalidRow) -> str:
+            assert refused is not None
+            refused.append(row)
+            return "skip"
+
+        return arrow_csv.read_csv(
+            pa.BufferReader(run),
+            read_options=arrow_csv.ReadOptions(
+                column_names=[str(position) for position in range(len(self._names))],
+                use_threads=False,
+                block_size=len(run) + 1,  # one block: a line may be longer than the default block
+            ),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=self._dialect.delimiter,
+                quote_char=self._dialect.quote or False,
+                ignore_empty_lines=True,  # else a blank line would be a row of empty fields
+                invalid_row_handler=None if refused is None else refuse,
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, kind),
+                include_columns=wanted,
+                strings_can_be_null=False,
+                null_values=[],
+            ),
+        )
+
+    def _explain(self, index: int, line: bytes, *, cut_off: bool) -> BadLine:
+        """Says why a line is no row."""
+        content = line.removesuffix(b"\r")
+        text = content.decode(errors="replace")
+        if not content:
+            reason = "the line is blank; remove it (only the file's end may have blank lines)"
+        elif b"\r" in content:
+            reason = CARRIAGE_RETURN
+        elif b"\0" in content:
+            reason = f"the line holds a NUL byte: {shorten(text)!r}. It is damaged, or no text; mend or remove it"
+        else:
+            refused: list[arrow_csv.InvalidRow] = []
+            num_rows = self._parse(text.encode() + self._guard, refused).num_rows
+            if num_rows + len(refused) == 1:
+                reason = self._open_quote(text)
+            elif refused:
+                reason = self._wrong_count(text, refused[0].actual_columns, cut_off=cut_off)
+            else:
+                return self._not_utf8(index, content)
+        return BadLine(index, "", "", reason, shorten(text))
+
+    def _open_quote(self, text: str) -> str:
+        return (
+            f"a quote is opened and not closed on its line: {shorten(text)!r}. A row must be one line; where "
+            f"{self._dialect.quote} is an ordinary character, set data.params.quote: none"
+        )
+
+    def _wrong_count(self, text: str, found: int, *, cut_off: bool) -> str:
+        cause = self._dialect.suspect(text)
+        if not cause and found > len(self._names):
+            cause = (
+                f"A field holds a {self._dialect.name()} that is not quoted, or two lines were joined; mend or remove "
+                "the line"
+            )
+        elif not cause and cut_off:
+            cause = "The file ends inside this line: it is probably cut off; copy or download it again"
+        elif not cause:
+            cause = "The line is incomplete; mend or remove it"
+        return (
+            f"found {count_fields(found)}, expected {len(self._names)} ({self._dialect.name()} separated): "
+            f"{shorten(text)!r}. {cause}"
+        )
+
+    def _not_utf8(self, index: int, content: bytes) -> BadLine:
+        """Names the first wanted field that is no UTF-8 text: others are not looked at."""
+        cells = self._parse(content + self._guard, kind=pa.binary()).slice(0, 1)
+        for position in sorted(self._positions):
+            cell: bytes = cells[str(position)][0].as_py()
+            try:
+                cell.decode()
+            except UnicodeDecodeError as error:
+                reason = f"byte 0x{cell[error.start]:02x} is not UTF-8 text; save the file as UTF-8"
+                text = shorten(cell.decode(errors="replace"))
+                return BadLine(index, self._names[position], f"field {position + 1}", reason, text)
+        raise AssertionError("a line that can be cut and decoded is a row")
