@@ -27,6 +27,9 @@ from data.features.raw import RawRows, RawSparse
 from data.features.vocabulary import Vocabulary
 from erase_rec.config.schema import FeaturesConfig
 
+COMPACT_BYTES_PER_BIT = 64
+"""A position takes 4 or 8 bytes and some time to find: it must spare several times as many."""
+
 Opener = Callable[[], Mapping[str, pa.Array]]
 
 
@@ -151,7 +154,9 @@ def _count(counts: CategoryCounts, raw: RawSparse, fill: str | None) -> None:
 
 
 def _compact(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.int32 | np.int64]:
-    """The bits, or the positions of those that are set where these take less room."""
-    if 8 * int(np.bitwise_count(bits).sum(dtype=np.int64)) > len(bits):
+    """The bits, or the positions of those that are set where these take much less room."""
+    if COMPACT_BYTES_PER_BIT * int(np.bitwise_count(bits).sum(dtype=np.int64)) > len(bits):
         return bits
-    return narrow_rows(np.flatnonzero(np.unpackbits(bits, bitorder="little")), 8 * len(bits))
+    used = np.flatnonzero(bits)
+    row, bit = np.nonzero(np.unpackbits(bits[used], bitorder="little").reshape(-1, 8))
+    return narrow_rows(used[row] * 8 + bit, 8 * len(bits))

@@ -31,6 +31,7 @@ WORD_BYTES = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], dtype=np.uint64)
 """Masks of a word's first 0 to 8 bytes."""
+_BITS = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 
 
 def hash_texts(texts: pa.Array) -> HashArray:
@@ -137,14 +138,13 @@ def no_bucket(num_embeddings: int) -> npt.NDArray[np.uint8]:
 
 def touch(bits: npt.NDArray[np.uint8], rows: RowArray) -> None:
     """Sets the bits of table rows, in place."""
-    if not len(rows):
-        return
-    # Sorted, so that the bits of a byte are neighbours and each byte is written once.
-    ordered = np.sort(rows)
-    byte_of = ordered >> 3
-    starts = np.flatnonzero(np.diff(byte_of, prepend=-1))
-    bit_of = np.uint8(1) << (ordered & 7).astype(np.uint8)
-    bits[byte_of[starts]] |= np.bitwise_or.reduceat(bit_of, starts)
+    byte_of, bit_of = rows >> 3, _BITS.take(rows & 7)
+    unset = (bits.take(byte_of) & bit_of) == 0
+    while unset.any():
+        byte_of, bit_of = byte_of[unset], bit_of[unset]
+        # Of several bits of one byte the last is written; the others take another turn, of eight at most.
+        bits[byte_of] |= bit_of
+        unset = (bits.take(byte_of) & bit_of) == 0
 
 
 def _further_words(words: HashArray, starts: IntArray, lengths: IntArray) -> HashArray:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data.features.cells import BadCellsError, read_categories, read_numbers, shown
+from data.features.cells import BadCellsError, is_plain_text, read_categories, read_numbers, shown, text_bytes
 from data.features.encoding import FIRST_ROW
 from erase_rec.config.schema import LabelConfig
 
@@ -32,6 +32,8 @@ def read_labels(array: pa.Array, config: LabelConfig) -> LabelArray:
         if len(missing):
             raise BadCellsError(missing, [_MISSING] * len(missing))
         return (values >= config.at_least).astype(np.uint8)
+    if config.positive is None and (digits := _digits(array)) is not None:
+        return digits
     cells = read_categories(array)
     texts = cells.texts.to_pylist()
     meanings = [_UNDECIDED] * FIRST_ROW + [_meaning(text, config) for text in texts]
@@ -41,6 +43,17 @@ def read_labels(array: pa.Array, config: LabelConfig) -> LabelArray:
         codes = (cells.values[undecided] - FIRST_ROW).tolist()
         raise BadCellsError(undecided, [_MISSING if code < 0 else _refusal(texts[code], config) for code in codes])
     return labels
+
+
+def _digits(array: pa.Array) -> LabelArray | None:
+    """The labels where each is one character, 0 or 1, as nearly always; None: look closer."""
+    if not is_plain_text(array.type) or array.null_count:
+        return None
+    offsets, content = text_bytes(array)
+    if not (offsets[1:] - offsets[:-1] == 1).all():
+        return None
+    digits = content[int(offsets[0]) : int(offsets[-1])] - np.uint8(ord("0"))
+    return digits if (digits <= 1).all() else None
 
 
 def _meaning(text: str, config: LabelConfig) -> int:
