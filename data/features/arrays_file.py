@@ -6,7 +6,7 @@ The file is an Arrow IPC file of one record batch of one row: array ``name`` is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,8 +26,12 @@ def write_arrays(path: Path, arrays: Mapping[str, pa.Array], note: str = "") -> 
     unfinished.replace(path)
 
 
-def read_arrays(path: Path) -> tuple[dict[str, pa.Array], str]:
+def read_arrays(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], str]:
     """What :func:`write_arrays` wrote. The arrays' content is read when it is used; the file is not kept open.
+
+    Args:
+        path: the file.
+        names: which arrays; None: all.
 
     Raises:
         OSError: the file is not there.
@@ -36,4 +40,5 @@ def read_arrays(path: Path) -> tuple[dict[str, pa.Array], str]:
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         batch = reader.get_batch(0)
     note = (batch.schema.metadata or {}).get(_NOTE, b"").decode()
-    return {name: batch.column(name).flatten() for name in batch.schema.names}, note
+    wanted = batch.schema.names if names is None else names
+    return {name: batch.column(name).values for name in wanted}, note

@@ -88,10 +88,13 @@ def read_categories(
         raise BadColumnError(array.type, CATEGORY_TYPES)
     encoded = array if is_dictionary else array.dictionary_encode()
     texts = _as_text(encoded.dictionary)
-    missing = missing_texts(texts, missing_values).to_numpy(zero_copy_only=False)
-    values = np.append(np.where(missing, missing_row, np.arange(len(texts)) + FIRST_ROW), missing_row)
-    codes = encoded.indices.cast(pa.int64()).fill_null(len(texts)).to_numpy()
-    return Categories(values.astype(np.int32)[codes], texts.fill_null(""))
+    values = np.arange(FIRST_ROW, FIRST_ROW + len(texts) + 1, dtype=np.int32)
+    values[:-1][~present_texts(texts, missing_values)] = missing_row
+    values[-1] = missing_row
+    codes = encoded.indices
+    if codes.null_count:
+        codes = codes.cast(pa.int64()).fill_null(len(texts))
+    return Categories(values[codes.to_numpy()], texts.fill_null("") if texts.null_count else texts)
 
 
 def read_numbers(array: pa.Array, missing_values: Sequence[str] = ()) -> FloatArray:

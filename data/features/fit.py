@@ -30,7 +30,8 @@ from erase_rec.config.schema import FeaturesConfig
 COMPACT_BYTES_PER_BIT = 64
 """A position takes 4 or 8 bytes and some time to find: it must spare several times as many."""
 
-Opener = Callable[[], Mapping[str, pa.Array]]
+Opener = Callable[[Sequence[str]], Mapping[str, pa.Array]]
+"""Gives the named arrays of a part's state."""
 
 
 class FeaturesFit:
@@ -112,9 +113,9 @@ def merge_fits(
 def _opener(part: Path | FeaturesFit) -> Opener:
     """Looks into a part, once or often; a file is not kept open, since there may be many thousands."""
     if isinstance(part, Path):
-        return lambda: read_arrays(part)[0]
+        return lambda names: read_arrays(part, names)[0]
     state = part.state()
-    return lambda: state
+    return lambda names: state
 
 
 def _merge_small(
@@ -125,8 +126,9 @@ def _merge_small(
     touched = {
         at: no_bucket(size_of(feature)) for at, feature in enumerate(config.sparse) if feature.encoding == "hash"
     }
-    for part in parts if moments or touched else ():
-        state = part()
+    names = [f"moments/{position}" for position in moments] + [f"touched/{position}" for position in touched]
+    for part in parts if names else ():
+        state = part(names)
         for position, merged in moments.items():
             for found in state[f"moments/{position}"].to_numpy().reshape(-1, 3):
                 merged.add(found)
@@ -140,9 +142,10 @@ def _merge_small(
 
 
 def _counts_of(part: Opener, position: int) -> Partitioned:
-    state = part()
-    entries = Counted(state[f"texts/{position}"], state[f"counts/{position}"].to_numpy())
-    return Partitioned(entries, state[f"starts/{position}"].to_numpy())
+    names = [f"{name}/{position}" for name in ("texts", "counts", "starts")]
+    state = part(names)
+    texts, counts, starts = (state[name] for name in names)
+    return Partitioned(Counted(texts, counts.to_numpy()), starts.to_numpy())
 
 
 def _count(counts: CategoryCounts, raw: RawSparse, fill: str | None) -> None:
