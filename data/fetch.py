@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from data.errors import DataError
+from data.sources.source import MAX_CHUNK_ROWS
 from erase_rec.errors import nearest
 
 Tables = tuple[pa.Table, pa.Table]
@@ -126,7 +127,7 @@ def _write(table: pa.Table, file: Path) -> None:
     """Writes beside the place and renames: a file is whole or not there."""
     partial = file.with_name(f".{file.name}.partial")
     try:
-        pq.write_table(table, partial, compression="zstd")
+        pq.write_table(table, partial, compression="zstd", row_group_size=MAX_CHUNK_ROWS)
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)

@@ -51,7 +51,7 @@ def open_source(
 
     Args:
         kind: a registered kind.
-        paths: paths or globs; none where the kind makes its rows up.
+        paths: paths, globs or URLs; none where the kind makes its rows up.
         params: the kind's ``Config`` or what it validates.
         seed: of the rows that are made up.
         split: what the rows are for.

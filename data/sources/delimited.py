@@ -88,15 +88,17 @@ class TextChunk:
         parser = LineParser(self.layout.dialect, self.layout.names, positions)
         first_row = self.stretch.first_row
         for run, is_last in _runs(self._content()):
-            lines = run.removesuffix(b"\n").split(b"\n") if (table := parser.rows(run)) is None else []
-            num_lines = len(lines) or table.num_rows
-            numbers = np.arange(first_row, first_row + num_lines, dtype=np.int64)
-            first_row += num_lines
-            if lines:
+            table = parser.rows(run)
+            if table is not None:
+                numbers = np.arange(first_row, first_row + table.num_rows, dtype=np.int64)
+                first_row += table.num_rows
+            else:
+                lines = run.removesuffix(b"\n").split(b"\n")
                 found = parser.bad_lines(lines, cut_off=is_last and self.stretch.cut_off)
                 for line in found:
-                    self._report(line, int(numbers[line.index]), bad)
-                numbers = np.delete(numbers, [line.index for line in found])
+                    self._report(line, first_row + line.index, bad)
+                numbers = np.delete(np.arange(first_row, first_row + len(lines)), [line.index for line in found])
+                first_row += len(lines)
                 if not len(numbers):
                     continue
                 table = parser.rows(_without(lines, found))

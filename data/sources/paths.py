@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import BinaryIO, cast
 
 import fsspec  # type: ignore[import-untyped]
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from data.errors import DataError
 from data.sources.source import InputFile
@@ -45,6 +47,9 @@ class File:
         with readable(self.name):
             if self.remote is None:
                 return open(self.path, "rb")
+            if isinstance(self.remote, MemoryFileSystem):
+                # it hands out one object, with one position, to all who open a file
+                return io.BytesIO(self.remote.cat_file(self.path))
             return cast(BinaryIO, self.remote.open(self.path, "rb"))
 
     def read(self, start: int, length: int) -> bytes:
@@ -57,12 +62,12 @@ class File:
             if self.remote is None:
                 with open(self.path, "rb") as stream:
                     stream.seek(start)
-                    content = stream.read(length)
+                    content: bytes = stream.read(length)
             else:
                 content = self.remote.cat_file(self.path, start=start, end=start + length)
         if len(content) != length:
             raise DataError(f"{self.name}: the file was changed while it was being read; start again")
-        return cast(bytes, content)
+        return content
 
     def info(self) -> InputFile:
         """Size and version.

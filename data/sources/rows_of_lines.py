@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from data.sources.dialect import CARRIAGE_RETURN, Dialect, count_fields, shorten
+from data.sources.text_file import count_line_ends
 
 _TEXT = pa.string()
 
@@ -55,7 +56,7 @@ class LineParser:
         """The wanted columns of ``run``, whole lines; None unless every line, and by itself, is a row."""
         if b"\0" in run or (b"\r" in run and run.count(b"\r") != run.count(b"\r\n")):
             return None
-        count = run.count(b"\n") + (not run.endswith(b"\n"))
+        count = count_line_ends(run) + (not run.endswith(b"\n"))
         guarded = self._quote is not None and self._quote in run
         try:
             table = self._parse(run.removesuffix(b"\n") + self._guard if guarded else run)
