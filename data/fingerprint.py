@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from data.registry import SOURCES, SourceCatalog
@@ -51,3 +52,15 @@ def fingerprint(config: Config, train_digest: str, eval_digest: str | None) -> s
     """
     decisive = {"train": train_digest, "eval": eval_digest, **settings(config)}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def differences(wanted: Any, prepared: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Keys at which two trees of settings differ, with both values."""
+    if isinstance(wanted, dict) and isinstance(prepared, dict):
+        for key in [*wanted, *(key for key in prepared if key not in wanted)]:
+            yield from differences(wanted.get(key), prepared.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(wanted, list) and isinstance(prepared, list) and len(wanted) == len(prepared):
+        for position, pair in enumerate(zip(wanted, prepared, strict=True)):
+            yield from differences(*pair, f"{path}.{position}")
+    elif wanted != prepared:
+        yield path, wanted, prepared

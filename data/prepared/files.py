@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from data.errors import DataError
+
+PARTIAL = "*.partial-*"
+"""What unfinished files are called."""
+
+
+def partial_of(path: Path) -> Path:
+    """Name of a file while it is written, another one in each process."""
+    return path.with_name(f".{path.name}.partial-{os.getpid()}")
 
 
 def publish_text(path: Path, text: str) -> None:
     """Writes beside the place, waits for the disk and renames."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     with partial.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
@@ -23,3 +36,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def digest_of(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turns what the file system refuses into a user's error. What is read inside has errors of its own."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written: {error.strerror or error}; what is finished is kept: make room (or name "
+            "another folder with --out) and run the same command again"
+        ) from error

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data.errors import DataError
 from data.prepared.files import publish_text
+from data.quarantine import FILE as QUARANTINE
 
 FORMAT = "erase-rec prepared"
 VERSION = 1
@@ -114,14 +115,14 @@ class RowIdsRecord(_Record):
         rows: rows with an id.
         missing: rows without one, which were not compared.
         repeated: rows whose id an earlier row of the same split has.
-        examples: places of such pairs, a text each.
+        remarks: the same in words, with examples.
     """
 
     column: str
     rows: int
     missing: int
-    repeated: dict[str, int]
-    examples: list[str]
+    repeated: dict[Literal["train", "eval"], int]
+    remarks: list[str]
 
 
 class Manifest(_Record):
@@ -160,6 +161,20 @@ class Manifest(_Record):
     def write(self, folder: Path) -> None:
         """Makes the folder a prepared one: the file appears whole and on the disk."""
         publish_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+
+    def conclusion(self, folder: Path) -> list[str]:
+        """What was prepared, a line each."""
+        lines = [
+            f"{split}: {record.rows:,} rows in {len(record.parts)} parts, label rate "
+            + ("undefined" if record.label_rate is None else f"{record.label_rate:.4f}")
+            for split, record in self.splits.items()
+        ]
+        if self.bad_rows.count:
+            where = f", see {folder / QUARANTINE}" if self.bad_rows.policy == "quarantine" else ""
+            lines.append(f"bad rows: {self.bad_rows.count:,} of {self.rows_read:,} left out{where}")
+            lines += [f"  {count:,}: {reason}" for reason, count in self.bad_rows.reasons.items()]
+        lines.append(f"data fingerprint {self.fingerprint[:12]}; train on it with data.prepared={folder}")
+        return lines
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -27,6 +27,8 @@ import pyarrow as pa
 
 from data.block import Bags, EncodedBlock, Rows
 from data.features.encoding import UNSEEN_ROW, IntArray
+from data.prepared.files import partial_of
+from data.sources.source import Unit
 from erase_rec.config.schema import FeaturesConfig
 
 LABEL, NUMBER, TIME = "label", "number", "time"
@@ -62,7 +64,7 @@ class PartWriter:
 
     def __init__(self, sink: _HashingFile, features: FeaturesConfig) -> None:
         """Nothing is written before the first block, whose types are those of all others."""
-        self._sink, self._features = sink, features
+        self._sink, self.features = sink, features
         self._writer: pa.RecordBatchFileWriter | None = None
         self.info = PartInfo(unseen=[0] * len(features.sparse), values=[0] * len(features.sparse))
 
@@ -74,7 +76,7 @@ class PartWriter:
             file_index: position of its file among the inputs.
             time: float64 [R], where the rows are split by time.
         """
-        batch = _batch(block, self._features, time)
+        batch = _batch(block, self.features, time)
         if self._writer is None:
             self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), batch.schema)
         self._writer.write_batch(batch)
@@ -90,27 +92,31 @@ class PartWriter:
 
     def close(self) -> None:
         """Writes the footer; the digest is known then."""
-        assert self._writer is not None, "a part without a block is not written"
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self.info.sha256, self.info.num_bytes = self._sink.digest.hexdigest(), self._sink.num_bytes
 
 
 @contextmanager
 def part_writer(path: Path, features: FeaturesConfig) -> Iterator[PartWriter]:
-    """A writer whose file appears at ``path``, whole and on the disk, when the block ends without an error."""
-    partial = path.with_name(f".{path.name}.partial")
+    """A writer whose file appears at ``path``, whole and on the disk, when the block ends without an error.
+
+    Without a block no file appears.
+    """
+    partial = partial_of(path)
     try:
         with partial.open("wb", buffering=0) as stream:
             writer = PartWriter(_HashingFile(stream), features)
             yield writer
             writer.close()
             os.fsync(stream.fileno())
-        partial.replace(path)
+        if writer.info.block_rows:
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def read_block(batch: pa.RecordBatch, features: FeaturesConfig, file: str, unit: Any, first: int) -> EncodedBlock:
+def read_block(batch: pa.RecordBatch, features: FeaturesConfig, file: str, unit: Unit, first: int) -> EncodedBlock:
     """The block of a record batch, its arrays pointing into the batch's memory.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from data.block import EncodedBlock
 from data.errors import DataError
 from data.features.encoding import IntArray
 from data.features.fitted import Features
-from data.fingerprint import settings
+from data.fingerprint import differences, settings
 from data.prepared.manifest import FEATURES, Manifest, PartRecord
 from data.prepared.part import read_block
 from erase_rec.config.schema import Config, FeaturesConfig
@@ -169,7 +168,7 @@ def _refuse_other_settings(folder: Path, manifest: Manifest, config: Config) -> 
     prepared = manifest.settings
     if not manifest.bad_rows.count:
         prepared = prepared | {"data": prepared["data"] | {"bad_rows": wanted["data"]["bad_rows"]}}
-    for key, found, there in _differences(wanted, prepared):
+    for key, found, there in differences(wanted, prepared):
         raise DataError(
             f"{key}: {_shown(found)} here, but {folder} was prepared with {_shown(there)}; take that setting, "
             "or prepare the data again in another folder"
@@ -184,18 +183,6 @@ def _refuse_other_settings(folder: Path, manifest: Manifest, config: Config) -> 
             f"data.row_id: {config.data.row_id!r} here, but {folder} was prepared with {_shown(checked)}; "
             "leave it out, or prepare the data again"
         )
-
-
-def _differences(wanted: Any, prepared: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Keys at which two trees of settings differ, with both values."""
-    if isinstance(wanted, dict) and isinstance(prepared, dict):
-        for key in [*wanted, *(key for key in prepared if key not in wanted)]:
-            yield from _differences(wanted.get(key), prepared.get(key), f"{path}.{key}" if path else str(key))
-    elif isinstance(wanted, list) and isinstance(prepared, list) and len(wanted) == len(prepared):
-        for position, pair in enumerate(zip(wanted, prepared, strict=True)):
-            yield from _differences(*pair, f"{path}.{position}")
-    elif wanted != prepared:
-        yield path, wanted, prepared
 
 
 def _shown(value: Any) -> str:
