@@ -16,6 +16,7 @@ SOURCES = {
     "avazu": "data.sources.avazu:AvazuSource",
     "criteo": "data.sources.criteo:CriteoSource",
     "csv": "data.sources.csv:CSVSource",
+    "pandas": "data.frames:FrameSource",
     "parquet": "data.sources.parquet:ParquetSource",
     "synthetic": "data.sources.synthetic:SyntheticSource",
 }
@@ -57,11 +58,16 @@ def open_source(
         split: what the rows are for.
 
     Raises:
-        DataError: unknown kind, missing files, or files where there must be none.
+        DataError: unknown kind, one whose rows are not to be opened, missing files, or files where there must be none.
         ValueError: ``params`` do not fit (a pydantic error).
     """
     if kind not in SOURCES:
         raise DataError(f"data.kind: unknown kind {kind!r}{nearest(kind, list(SOURCES))}; there are {sorted(SOURCES)}")
+    if kind == "pandas":
+        raise DataError(
+            "data.kind: pandas takes its rows from DataFrames, in Python: data.frames.from_pandas(config, train); "
+            "for files name another kind"
+        )
     if kind in WITHOUT_FILES and paths:
         raise DataError(f"data.{split}: kind {kind!r} makes its rows up and reads no files; remove {', '.join(paths)}")
     if kind not in WITHOUT_FILES and not paths:
