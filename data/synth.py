@@ -181,7 +181,7 @@ def write_files(spec: Spec, out: Path, *, workers: int, on_rows: Callable[[int],
     Args:
         spec: what to write.
         out: a folder that is there.
-        workers: processes that make rows; 1 makes them in this one.
+        workers: processes that make rows, at most; 1 makes them in this one.
         on_rows: called with the number of rows that were just appended.
 
     Returns:
@@ -280,6 +280,7 @@ def _summary(spec: Spec, files: list[_Written]) -> dict[str, Any]:
 @contextmanager
 def _made(spec: Spec, tasks: list[_Task], workers: int) -> Iterator[Iterator[_Made]]:
     """The blocks of ``tasks`` in order; with several workers, some are made ahead."""
+    workers = min(workers, len(tasks))
     if workers == 1:
         yield (_make(spec, task) for task in tasks)
         return

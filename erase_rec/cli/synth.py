@@ -44,7 +44,7 @@ def command(
         bool, typer.Option("--id-column", help="Add a column row_id that names each row (csv, parquet).")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes; default: as many as cores.")
+        int | None, typer.Option("--workers", min=1, help="Processes at most; default: as many as cores.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:

@@ -1,0 +1,250 @@
+"""Speed of the data's way, all contestants in turn: prepare beside FuxiCTR, the parsers, the loader, streaming.
+
+    python benchmarks/data_speed.py --out data-speed.json [--peer-python P] [--engines-python P]
+
+Writes made-up Criteo rows to a temporary folder first (``erase-rec synth``). Every round runs every contestant once, in
+turns forwards and backwards, so that a slower minute of the machine hits them all; compare medians and ratios of one
+run only. A preparation is timed as a user waits for it, from the start of the command to its end; the loader over one
+epoch to host tensors. How the peers are installed: benchmarks/peers/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data.dataset import Datasets, build_datasets
+from erase_rec import environment
+from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.cli.main import run
+from erase_rec.config.load import load_config
+from erase_rec.errors import UserError
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PEERS = CHECKOUT / "benchmarks" / "peers"
+HASH = (
+    "features.sparse_defaults.encoding=hash",
+    "features.sparse_defaults.num_embeddings=1000000",
+    "features.sparse_defaults.min_count=null",
+)
+VOCABULARY = ("features.sparse_defaults.encoding=vocabulary", "features.sparse_defaults.min_count=10")
+PARQUET = ("data.kind=parquet", "data.label.column=label")
+BATCH_ROWS = 4096
+
+
+@dataclass
+class Contestant:
+    """What is measured.
+
+    Attributes:
+        name: shown.
+        measure: runs once; rows a second.
+        found: a number a round.
+    """
+
+    name: str
+    measure: Callable[[], float]
+    found: list[float] = field(default_factory=list)
+
+
+def erase_rec(*arguments: str) -> float:
+    """Runs a command as a user does; seconds.
+
+    Raises:
+        UserError: it fails; holds its output.
+    """
+    start_s = time.perf_counter()
+    result = subprocess.run(
+        [sys.executable, "-m", "erase_rec", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    seconds = time.perf_counter() - start_s
+    if result.returncode:
+        raise UserError(
+            f"erase-rec {' '.join(arguments)} ended with code {result.returncode}:\n{result.stderr[-2000:]}"
+        )
+    return seconds
+
+
+def peer(python: Path, script: str, *arguments: str) -> dict[str, float | str]:
+    """The JSON that a script of ``benchmarks/peers`` prints as its last line.
+
+    Raises:
+        UserError: it fails; holds its output.
+    """
+    result = subprocess.run([str(python), str(PEERS / script), *arguments], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise UserError(f"{script} with {python} ended with code {result.returncode}:\n{result.stderr[-2000:]}")
+    found: dict[str, float | str] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def prepare(folder: Path, workers: int, *overrides: str) -> float:
+    """Prepares into a folder that is removed first; seconds."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.sync()  # what was written before is not to be flushed during the measurement
+    return erase_rec(
+        *("prepare", "--config", "ctr_criteo.yaml", "--out", str(folder), "--workers", str(workers)), *overrides
+    )
+
+
+def prepared(name: str, source: Path, rows: int, folder: Path, workers: int, overrides: tuple[str, ...]) -> Contestant:
+    """``erase-rec prepare`` of ``source``."""
+    return Contestant(name, lambda: rows / prepare(folder, workers, f"data.train={source}", *overrides))
+
+
+def fuxictr(python: Path, source: Path, rows: int, folder: Path) -> Contestant:
+    """FuxiCTR's preprocessing of ``source``, with the vocabulary's threshold."""
+
+    def measure() -> float:
+        shutil.rmtree(folder, ignore_errors=True)
+        found = peer(python, "fuxictr_prepare.py", "--input", str(source), "--out", str(folder), "--min-count", "10")
+        return rows / float(found["s"])
+
+    version = subprocess.run(
+        [str(python), "-c", "import importlib.metadata as m; print(m.version('fuxictr'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Contestant(f"FuxiCTR {version.stdout.strip()}", measure)
+
+
+def engines(python: Path, source: Path) -> list[Contestant]:
+    """The parsers: one process measures them all, so the first does so for its neighbours."""
+    found: dict[str, float | str] = {}
+
+    def measure_of(name: str, first: bool) -> Callable[[], float]:
+        def measure() -> float:
+            if first or not found:
+                found.update(peer(python, "parse_engines.py", "--input", str(source)))
+            return float(found[name])
+
+        return measure
+
+    found.update(peer(python, "parse_engines.py", "--input", str(source)))
+    return [Contestant(f"parse: {name}", measure_of(name, index == 0)) for index, name in enumerate(list(found))]
+
+
+def datasets(*overrides: str) -> Datasets:
+    """Of ``ctr_criteo.yaml`` with overrides."""
+    return build_datasets(load_config("ctr_criteo.yaml", list(overrides), catalog=ContentCatalog()).config)
+
+
+class EpochReader:
+    """Reads an epoch of training batches after the other."""
+
+    def __init__(self, data: Datasets) -> None:
+        """Reads one epoch first: memory-mapped files are then in the page cache."""
+        self._loader, self._epoch = data.train, 0
+        self()
+
+    def __call__(self) -> float:
+        """Rows a second of the next epoch."""
+        start_s, rows = time.perf_counter(), 0
+        for batch in self._loader.batches(self._epoch):
+            rows += batch.size
+        self._epoch += 1
+        return rows / (time.perf_counter() - start_s)
+
+
+def contestants(
+    folder: Path, rows: int, loader_rows: int, workers: int, peers: list[Path], engines_python: Path | None
+) -> list[Contestant]:
+    """Makes the files and whoever reads them."""
+    erase_rec("synth", "--rows", str(rows), "--eval-rows", "0", "--out", str(folder / "text"))
+    erase_rec(
+        *(
+            "synth",
+            "--rows",
+            str(loader_rows),
+            "--eval-rows",
+            "0",
+            "--format",
+            "parquet",
+            "--out",
+            str(folder / "parquet"),
+        )
+    )
+    text, parquet = folder / "text" / "train-00000.tsv", folder / "parquet" / "train-00000.parquet"
+    found = [
+        prepared("prepare, hash", text, rows, folder / "hash", workers, HASH),
+        prepared("prepare, vocabulary 10", text, rows, folder / "vocabulary", workers, VOCABULARY),
+        *(fuxictr(python, text, rows, folder / f"peer-{index}") for index, python in enumerate(peers)),
+        *(engines(engines_python, text) if engines_python else []),
+    ]
+    big = folder / "big"
+    prepare(big, workers, f"data.train={parquet}", *PARQUET, *HASH)
+    reading = (f"data.train={parquet}", *PARQUET, *HASH, f"train.local_batch_size={BATCH_ROWS}")
+    for threads in (0, 1, 2):
+        data = datasets(*reading, f"data.prepared={big}", f"data.workers={threads}")
+        found.append(Contestant(f"loader, prepared, {threads} workers", EpochReader(data)))
+    data = datasets(*reading, "data.reading=stream", "data.workers=0")
+    found.append(Contestant("stream from Parquet, 0 workers", EpochReader(data)))
+    return found
+
+
+def table(found: list[Contestant]) -> str:
+    """Markdown: median and range of each, and the median of the rounds' ratios to the fastest FuxiCTR."""
+    peers = [each for each in found if each.name.startswith("FuxiCTR")]
+    base = max(peers, key=lambda each: float(np.median(each.found)), default=None)
+    lines = ["| what | rows/s, median | least | most | to FuxiCTR |", "|---|---|---|---|---|"]
+    for each in found:
+        compared = base is not None and each.name.startswith(("prepare", "FuxiCTR"))
+        ratio = f"{np.median(np.array(each.found) / np.array(base.found)):.1f}" if base and compared else ""
+        low, middle, high = (f"{value:,.0f}" for value in np.percentile(each.found, [0, 50, 100]))
+        lines.append(f"| {each.name} | {middle} | {low} | {high} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main(
+    rows: Annotated[int, typer.Option(min=1000, help="Rows to prepare.")] = 500_000,
+    loader_rows: Annotated[int, typer.Option(min=10_000, help="Rows to load and to stream.")] = 2_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all contestants take their turn.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of prepare.")] = 2,
+    peer_python: Annotated[
+        list[Path] | None, typer.Option(help="Python that has FuxiCTR; may be given for several versions.")
+    ] = None,
+    engines_python: Annotated[Path | None, typer.Option(help="Python that has polars, duckdb and pyarrow.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where to make a temporary folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Measure the data's way and print a table."""
+    with tempfile.TemporaryDirectory(prefix="data-speed-", dir=folder) as made:
+        found = contestants(Path(made), rows, loader_rows, workers, peer_python or [], engines_python)
+        for turn in range(rounds):
+            for each in found if turn % 2 == 0 else reversed(found):
+                each.found.append(each.measure())
+                print(f"round {turn + 1}: {each.name}: {each.found[-1]:,.0f} rows/s", file=sys.stderr)
+    record = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "environment": environment.describe(),
+        "cores": len(os.sched_getaffinity(0)),
+        "rows": rows,
+        "loader_rows": loader_rows,
+        "workers": workers,
+        "rows_per_s": {each.name: each.found for each in found},
+    }
+    print(table(found))
+    if out is not None:
+        out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    run(app)
