@@ -50,7 +50,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        cause = os.strerror(error.errno) if error.errno else str(error)
         raise DataError(
-            f"{folder}: cannot be written: {error.strerror or error}; what is finished is kept: make room (or name "
-            "another folder with --out) and run the same command again"
+            f"{folder}: cannot be written: {cause}; make room and run the same command again: what is finished is kept"
         ) from error

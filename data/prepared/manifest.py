@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data.errors import DataError
-from data.prepared.files import publish_text
+from data.prepared.files import digest_of, publish_text
 from data.quarantine import FILE as QUARANTINE
 
 FORMAT = "erase-rec prepared"
@@ -26,6 +26,24 @@ SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Record):
+    """A file of the folder, by its name there."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, folder: Path, name: str) -> Self:
+        """Of a file that was just written."""
+        return cls(name=name, num_bytes=(folder / name).stat().st_size, sha256=digest_of(folder / name))
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether the file is there as it was written; reads all of it."""
+        path = folder / self.name
+        return path.is_file() and path.stat().st_size == self.num_bytes and digest_of(path) == self.sha256
 
 
 class InputRecord(_Record):
@@ -53,11 +71,9 @@ class BlocksRecord(_Record):
 
 
 class PartRecord(_Record):
-    """A part file; ``file`` is relative to the folder."""
+    """A part file."""
 
-    file: str
-    num_bytes: int
-    sha256: str
+    file: FileRecord
     rows: int
     positives: int
     blocks: BlocksRecord
@@ -137,6 +153,7 @@ class Manifest(_Record):
         files: names of the files that blocks refer to.
         unit: what line or row numbers count.
         features: in model order, the dense ones first.
+        fitted: the files of ``features/``.
         splits: ``train``, and ``eval`` where rows are held out.
         rows_read: rows of all files, bad ones counted.
         bad_rows: those left out.
@@ -152,6 +169,7 @@ class Manifest(_Record):
     files: list[str]
     unit: Literal["line", "row"]
     features: list[FeatureRecord]
+    fitted: list[FileRecord]
     splits: dict[Literal["train", "eval"], SplitRecord]
     rows_read: int
     bad_rows: BadRowsRecord

@@ -34,10 +34,10 @@ from data.prepared.budget import (
 )
 from data.prepared.files import sync_folder, writing
 from data.prepared.lock import locked
-from data.prepared.manifest import FEATURES, Manifest
+from data.prepared.manifest import FEATURES, FileRecord, Manifest
 from data.prepared.plan import Input, Plan, open_inputs
 from data.prepared.pool import WorkerPool
-from data.prepared.records import FileRecord, GroupRecord, Published
+from data.prepared.records import GroupRecord, Published
 from data.prepared.tally import Tally
 from data.prepared.words import duration_in_words, size_in_words
 from data.prepared.work import SPLITS, WORK, EncodeTask, ReadTask, encode_group, read_group
@@ -150,7 +150,7 @@ class _Preparation:
             self._read(each)
         self._refuse_nothing_to_train_on()
         repeats = self._compare_ids(memory)
-        features = self._fit(memory)
+        fitted = self._fit(memory)
         self._encode(sample)
         with writing(self._folder):
             if self._config.data.bad_rows == "quarantine" and self._tally.num_bad:
@@ -158,7 +158,8 @@ class _Preparation:
             for name in (*SPLITS, FEATURES, "."):
                 if (self._folder / name).is_dir():
                     sync_folder(self._folder / name)
-            manifest = self._tally.manifest(self._inputs, features, repeats, self._options.command)
+            features = Features.load(self._folder / FEATURES)
+            manifest = self._tally.manifest(self._inputs, features, fitted, repeats, self._options.command)
             manifest.write(self._folder)
             sync_folder(self._folder)
         return manifest
@@ -226,20 +227,21 @@ class _Preparation:
             self._report.say(line)
         return repeats
 
-    def _fit(self, memory: Memory) -> Features:
-        """The fitted features, mapped from their folder."""
+    def _fit(self, memory: Memory) -> list[FileRecord]:
+        """Merges the fits and leaves the files of the fitted features."""
         note, place = self._folder / WORK / "fitted.json", self._folder / FEATURES
         done = _Fitted.find(note)
-        if done is None or not all(file.is_whole(self._folder) for file in done.files):
-            fits = [self._folder / group.fit.name for group in self._tally.groups if group.fit is not None]
-            unfinished = self._folder / WORK / FEATURES
-            shutil.rmtree(unfinished, ignore_errors=True)
-            shutil.rmtree(place, ignore_errors=True)
-            merge_fits(self._config.features, fits, memory.merge_bytes).save(unfinished)
-            unfinished.replace(place)
-            files = [FileRecord.of(self._folder, f"{FEATURES}/{path.name}") for path in sorted(place.iterdir())]
-            _Fitted(files=files).publish(note)
-        return Features.load(place)
+        if done is not None and all(file.is_whole(self._folder) for file in done.files):
+            return done.files
+        fits = [self._folder / group.fit.name for group in self._tally.groups if group.fit is not None]
+        unfinished = self._folder / WORK / FEATURES
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
+        merge_fits(self._config.features, fits, memory.merge_bytes).save(unfinished)
+        unfinished.replace(place)
+        files = [FileRecord.of(self._folder, f"{FEATURES}/{path.name}") for path in sorted(place.iterdir())]
+        _Fitted(files=files).publish(note)
+        return files
 
     def _encode(self, sample: Sample) -> None:
         first_file = {split: each.first_file for split, each in self._inputs.items()}

@@ -9,32 +9,12 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data.bad_rows import BadRow
-from data.prepared.files import digest_of, publish_text
-from data.prepared.manifest import BlocksRecord, PartRecord
+from data.prepared.files import publish_text
+from data.prepared.manifest import BlocksRecord, FileRecord, PartRecord
 from data.prepared.part import PartInfo
 from data.sources.source import Split, Unit
 
 RAW, FIT, IDS = "raw", "fit", "ids"
-
-
-class FileRecord(BaseModel):
-    """A file of the preparation, by its name in the prepared folder."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str
-    num_bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, folder: Path, name: str) -> Self:
-        """Of a file that was just written."""
-        return cls(name=name, num_bytes=(folder / name).stat().st_size, sha256=digest_of(folder / name))
-
-    def is_whole(self, folder: Path) -> bool:
-        """Whether the file is there as it was written; reads all of it."""
-        path = folder / self.name
-        return path.is_file() and path.stat().st_size == self.num_bytes and digest_of(path) == self.sha256
 
 
 class Published(BaseModel):
@@ -119,9 +99,7 @@ class EncodedRecord(Published):
     def part_record(self) -> PartRecord:
         """For the manifest."""
         return PartRecord(
-            file=self.part.name,
-            num_bytes=self.part.num_bytes,
-            sha256=self.part.sha256,
+            file=self.part,
             rows=self.rows,
             positives=self.positives,
             blocks=self.blocks,

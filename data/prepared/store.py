@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from data.ahead import in_order
 from data.block import EncodedBlock
 from data.errors import DataError
 from data.features.encoding import IntArray
 from data.features.fitted import Features
 from data.fingerprint import differences, settings
-from data.prepared.manifest import FEATURES, Manifest, PartRecord
+from data.prepared.manifest import FEATURES, FileRecord, Manifest
 from data.prepared.part import read_block
 from erase_rec.config.schema import Config, FeaturesConfig
 
@@ -49,7 +52,7 @@ class PreparedStore:
         self._readers: OrderedDict[int, pa.RecordBatchFileReader] = OrderedDict()
         self._lock = threading.Lock()
         for part in record.parts:
-            check_size(folder, part)
+            check_size(folder, part.file)
 
     def read(self, block: int) -> EncodedBlock:
         """See :meth:`data.block.BlockStore.read`.
@@ -66,7 +69,7 @@ class PreparedStore:
         """The part that a block is in, its position there, and all its columns."""
         part = int(np.searchsorted(self._part_starts, block, side="right")) - 1
         within = block - int(self._part_starts[part])
-        path = self._folder / self._parts[part].file
+        path = self._folder / self._parts[part].file.name
         try:
             with self._lock:  # a reader is not made for several threads; reading a block's metadata is quick
                 return part, within, self._reader(part, path).get_batch(within)
@@ -129,6 +132,8 @@ def open_prepared(folder: Path, config: Config) -> Prepared:
     """
     manifest = Manifest.read(folder)
     _refuse_other_settings(folder, manifest, config)
+    for file in manifest.fitted:
+        check_size(folder, file)
     held_out = manifest.splits.get("eval")
     names = [feature.name for feature in config.features.sparse]
     return Prepared(
@@ -146,20 +151,27 @@ def open_prepared(folder: Path, config: Config) -> Prepared:
     )
 
 
-def check_size(folder: Path, part: PartRecord) -> None:
-    """Refuses a part that is missing or not of the size that was written.
+def damaged(folder: Path, manifest: Manifest) -> Iterator[FileRecord]:
+    """Files that are missing or not as they were written; reads all of them."""
+    files = [*manifest.fitted, *(part.file for split in manifest.splits.values() for part in split.parts)]
+    whole = in_order(lambda file: file.is_whole(folder), files, workers=os.cpu_count() or 1, name="verify")
+    yield from (file for file, is_whole in zip(files, whole, strict=True) if not is_whole)
+
+
+def check_size(folder: Path, file: FileRecord) -> None:
+    """Refuses a file that is missing or not of the size that was written.
 
     Raises:
-        DataError: names the part.
+        DataError: names the file.
     """
-    path = folder / part.file
+    path = folder / file.name
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise DataError(f"{path}: part of the prepared folder, {error.strerror}; prepare the data again") from None
-    if found != part.num_bytes:
+        raise DataError(f"{path}: {error.strerror}, but the manifest names it; prepare the data again") from None
+    if found != file.num_bytes:
         raise DataError(
-            f"{path}: has {found} bytes, the manifest says {part.num_bytes}: it is damaged; prepare the data again"
+            f"{path}: has {found} bytes, the manifest says {file.num_bytes}: it is damaged; prepare the data again"
         )
 
 

@@ -24,6 +24,7 @@ from data.prepared.manifest import (
     VERSION,
     BadRowsRecord,
     FeatureRecord,
+    FileRecord,
     Manifest,
     RowIdsRecord,
     SplitRecord,
@@ -81,9 +82,22 @@ class Tally:
         return sum(record.rows for record in self._encoded[split])
 
     def manifest(
-        self, inputs: dict[Split, Input], features: Features, repeats: Repeats | None, command: str
+        self,
+        inputs: dict[Split, Input],
+        features: Features,
+        fitted: list[FileRecord],
+        repeats: Repeats | None,
+        command: str,
     ) -> Manifest:
-        """The whole; all sources were read to their end."""
+        """The whole.
+
+        Args:
+            inputs: sources that were read to their end.
+            features: fitted.
+            fitted: their files.
+            repeats: of row ids; None: they were not compared.
+            command: how it was called.
+        """
         config = self._config
         files, unit = self.places(inputs)
         held_out = inputs.get("eval")
@@ -101,6 +115,7 @@ class Tally:
             files=files,
             unit=unit,
             features=self._features(features),
+            fitted=fitted,
             splits={split: self._split(split) for split in evaluated},
             rows_read=self._rows_read,
             bad_rows=BadRowsRecord(policy=config.data.bad_rows, count=self.num_bad, reasons=fewer(self._reasons)),

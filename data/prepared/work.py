@@ -22,8 +22,9 @@ from data.features.raw import CellCounts, RawRows, count_cells
 from data.features.raw_file import read_raw, write_raw
 from data.leaks import IdRun
 from data.prepared.files import writing
+from data.prepared.manifest import FileRecord
 from data.prepared.part import PartWriter, part_writer
-from data.prepared.records import FIT, IDS, RAW, BadRowRecord, EncodedRecord, FileRecord, GroupRecord, IdsRecord
+from data.prepared.records import FIT, IDS, RAW, BadRowRecord, EncodedRecord, GroupRecord, IdsRecord
 from data.reading import Reading
 from data.sources.source import Chunk, Split, Unit
 from data.split import split_column, times
