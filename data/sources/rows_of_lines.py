@@ -49,8 +49,9 @@ class LineParser:
         """Takes all column names in the order of the fields, and the positions of the wanted ones."""
         self._dialect, self._names, self._positions = dialect, names, positions
         self._quote = dialect.quote.encode() if dialect.quote is not None else None
+        self._delimiter = dialect.delimiter.encode()
         # A row by itself behind a run: a quote that is open at the run's end would swallow it.
-        self._guard = b"\n" + (dialect.delimiter.encode() * (len(names) - 1) or b"x")
+        self._guard = b"\n" + (self._delimiter * (len(names) - 1) or b"x")
 
     def rows(self, run: bytes) -> pa.Table | None:
         """The wanted columns of ``run``, whole lines; None unless every line, and by itself, is a row."""
@@ -73,20 +74,44 @@ class LineParser:
             lines: without LF.
             cut_off: the file ends in the last line, without a line end.
         """
-        suspects = [index for index, line in enumerate(lines) if self._is_plainly_bad(line)]
-        known = set(suspects)
-        suspects += self._search(lines, [index for index in range(len(lines)) if index not in known])
+        bad: list[int] = []
+        others: list[int] = []
+        for index, line in enumerate(lines):
+            if self._is_quoted(line):
+                is_bad = self._is_suspicious(line) and self.rows(joined([line])) is None
+            else:
+                is_bad = self._is_plainly_bad(line.removesuffix(b"\r"))
+            (bad if is_bad else others).append(index)
+        bad += self._search(lines, others)
         last = len(lines) - 1
-        return [self._explain(index, lines[index], cut_off=cut_off and index == last) for index in sorted(suspects)]
+        return [self._explain(index, lines[index], cut_off=cut_off and index == last) for index in sorted(bad)]
 
-    def _is_plainly_bad(self, line: bytes) -> bool:
-        """Whether counting shows that a line is no row; others may be none, either."""
-        content = line.removesuffix(b"\r")
+    def _is_quoted(self, line: bytes) -> bool:
+        return self._quote is not None and self._quote in line
+
+    def _is_plainly_bad(self, content: bytes) -> bool:
+        """Whether a line without quotes is no row: without Arrow, for there may be many."""
         if not content or b"\r" in content or b"\0" in content:
             return True
-        if self._quote is not None and self._quote in content:
-            return False
-        return content.count(self._dialect.delimiter.encode()) != len(self._names) - 1
+        if content.count(self._delimiter) != len(self._names) - 1:
+            return True
+        return not content.isascii() and self._undecodable(content.split(self._delimiter)) is not None
+
+    def _is_suspicious(self, line: bytes) -> bool:
+        """Whether a line with quotes may be no row. A guess: the others are tried together, and only then apart."""
+        assert self._quote is not None
+        parts = line.split(self._quote)
+        outside = sum(part.count(self._delimiter) for part in parts[::2])
+        return len(parts) % 2 == 0 or outside != len(self._names) - 1 or not line.isascii()
+
+    def _undecodable(self, cells: Sequence[bytes]) -> tuple[int, UnicodeDecodeError] | None:
+        """Position of the first wanted cell that is no UTF-8 text, and why: others are not looked at."""
+        for position in sorted(self._positions):
+            try:
+                cells[position].decode()
+            except UnicodeDecodeError as error:
+                return position, error
+        return None
 
     def _search(self, lines: Sequence[bytes], among: Sequence[int]) -> list[int]:
         """Finds bad lines by halving."""
@@ -142,16 +167,30 @@ class LineParser:
             reason = CARRIAGE_RETURN
         elif b"\0" in content:
             reason = f"the line holds a NUL byte: {shorten(text)!r}. It is damaged, or no text; mend or remove it"
+        elif (cells := self._cells(content, text)) is None:
+            reason = self._open_quote(text)
+        elif isinstance(cells, int):
+            reason = self._wrong_count(text, cells, cut_off=cut_off)
         else:
-            refused: list[arrow_csv.InvalidRow] = []
-            num_rows = self._parse(text.encode() + self._guard, refused).num_rows
-            if num_rows + len(refused) == 1:
-                reason = self._open_quote(text)
-            elif refused:
-                reason = self._wrong_count(text, refused[0].actual_columns, cut_off=cut_off)
-            else:
-                return self._not_utf8(index, content)
+            return self._not_utf8(index, cells)
         return BadLine(index, "", "", reason, shorten(text))
+
+    def _cells(self, content: bytes, text: str) -> Sequence[bytes] | int | None:
+        """The cells of a line; how many there are if that is wrong; None: a quote is left open.
+
+        Of a line with quotes only the wanted cells; the others are empty.
+        """
+        if not self._is_quoted(content):
+            cells = content.split(self._delimiter)
+            return cells if len(cells) == len(self._names) else len(cells)
+        refused: list[arrow_csv.InvalidRow] = []
+        if self._parse(text.encode() + self._guard, refused).num_rows + len(refused) == 1:
+            return None  # the guard's row was swallowed
+        if refused:
+            return int(refused[0].actual_columns)
+        row = self._parse(content + self._guard, kind=pa.binary())
+        wanted = self._positions
+        return [row[str(index)][0].as_py() if index in wanted else b"" for index in range(len(self._names))]
 
     def _open_quote(self, text: str) -> str:
         return (
@@ -175,15 +214,10 @@ class LineParser:
             f"{shorten(text)!r}. {cause}"
         )
 
-    def _not_utf8(self, index: int, content: bytes) -> BadLine:
-        """Names the first wanted field that is no UTF-8 text: others are not looked at."""
-        cells = self._parse(content + self._guard, kind=pa.binary()).slice(0, 1)
-        for position in sorted(self._positions):
-            cell: bytes = cells[str(position)][0].as_py()
-            try:
-                cell.decode()
-            except UnicodeDecodeError as error:
-                reason = f"byte 0x{cell[error.start]:02x} is not UTF-8 text; save the file as UTF-8"
-                text = shorten(cell.decode(errors="replace"))
-                return BadLine(index, self._names[position], f"field {position + 1}", reason, text)
-        raise AssertionError("a line that can be cut and decoded is a row")
+    def _not_utf8(self, index: int, cells: Sequence[bytes]) -> BadLine:
+        found = self._undecodable(cells)
+        assert found is not None, "a line that can be cut and decoded is a row"
+        position, error = found
+        reason = f"byte 0x{cells[position][error.start]:02x} is not UTF-8 text; save the file as UTF-8"
+        text = shorten(cells[position].decode(errors="replace"))
+        return BadLine(index, self._names[position], f"field {position + 1}", reason, text)

@@ -86,6 +86,12 @@ def test_criteo_with_crlf_and_bom_keeps_carriage_returns_out(tmp_path: Path) -> 
     assert read("criteo", file, ["label", "C26"]) == {"label": ["1", "0"], "C26": [HEX[25]] * 2}
 
 
+def test_a_column_that_is_empty_but_for_its_last_row_is_text_throughout(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("a,b\n" + "1,\n" * 19_999 + "1,x\n")
+    assert read("csv", file, ["b"]) == {"b": [""] * 19_999 + ["x"]}
+
+
 def test_files_are_matched_by_column_name_and_globs_are_sorted(tmp_path: Path) -> None:
     (tmp_path / "part-2.csv").write_text("b,a\n4,3\n")
     (tmp_path / "part-1.csv").write_text("a,b\n1,2\n")
