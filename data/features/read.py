@@ -73,7 +73,9 @@ class _Reading:
             return read_numbers(one_array(columns[column]), feature.missing_values)
 
         way_out = "; correct it or list it in missing_values"
-        self._dense.append(self._read(read, subject_of(feature), column, way_out=way_out))
+        found = self._read(read, subject_of(feature), column, way_out=way_out)
+        # Not in one line: the call may put another list in the place of this one.
+        self._dense.append(found)
 
     def add_sparse(self, feature: SparseFeatureConfig) -> None:
         """Reads a categorical feature."""

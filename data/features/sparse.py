@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from data.errors import DataError
 from data.features.bags import bags_of, flatten, ragged_positions, read_weights
 from data.features.cells import BadCellsError, one_array, read_categories
 from data.features.columns import column_of, size_of
@@ -24,6 +25,7 @@ def read_sparse(columns: pa.Table, feature: SparseFeatureConfig) -> RawSparse:
         BadCellsError: cells that cannot be read; positions are rows.
         BadWeightsError: the same of the column of weights.
         BadColumnError: a column's type cannot be read.
+        DataError: ``fill`` is no id of the feature.
     """
     column = one_array(columns[column_of(feature)])
     if not feature.multi_valued:
@@ -56,7 +58,21 @@ def _read_cells(cells: pa.Array, feature: SparseFeatureConfig) -> RawSparse:
         case "hash":
             return RawSparse(read_buckets(cells, size_of(feature), feature.missing_values, missing_row))
         case "id":
+            _check_fill(feature)
             return RawSparse(read_ids(cells, size_of(feature), feature.missing_values, missing_row))
         case "vocabulary":
             categories = read_categories(cells, feature.missing_values, missing_row=missing_row)
             return RawSparse(categories.values, categories.texts)
+
+
+def _check_fill(feature: SparseFeatureConfig) -> None:
+    """A ``fill`` that is no id is a mistake of the configuration, not of the rows that need it."""
+    if not feature.fill:
+        return
+    try:
+        read_ids(pa.array([feature.fill]), size_of(feature), (), MISSING_ROW)
+    except BadCellsError:
+        raise DataError(
+            f"features: {feature.name!r}: fill {feature.fill!r} is no id; encoding: id needs a whole number from 0 to "
+            f"{size_of(feature) - 1} (num_embeddings: {size_of(feature)})"
+        ) from None

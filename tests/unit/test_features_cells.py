@@ -1,4 +1,4 @@
-"""Cells: a category is its text whatever the column's type; bags and numbers; what is refused."""
+"""Cells: a category is its text whatever the column's type; bags, weights and numbers; what is refused."""
 
 from __future__ import annotations
 
@@ -9,21 +9,47 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from feature_cases import features_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from data.features.bags import CellBags, read_bags
-from data.features.cells import BadCellError, BadColumnError, Cells, read_categories, read_numbers
+from data.features.bags import BadWeightsError
+from data.features.cells import (
+    BadCellsError,
+    BadColumnError,
+    Categories,
+    one_array,
+    read_categories,
+    read_numbers,
+    unparsable,
+)
+from data.features.raw import RawSparse
+from data.features.sparse import read_sparse
+
+MISSING_ROW, FILLED_ROW, FIRST_ROW = 0, 1, 2
 
 
-def column(array: Any) -> pa.ChunkedArray:
-    return pa.chunked_array([array if isinstance(array, pa.Array) else pa.array(array)])
+def texts(read: Categories | RawSparse) -> list[str | None]:
+    """Each cell's category; None: missing; 'FILLED': missing, to be filled."""
+    return [
+        {MISSING_ROW: None, FILLED_ROW: "FILLED"}.get(
+            value, read.texts[value - FIRST_ROW].as_py() if value > 1 else None
+        )
+        for value in read.values.tolist()
+    ]
 
 
-def texts(cells: Cells) -> list[str | None]:
-    return [cells.texts[code].as_py() for code in cells.codes]
+def read_bags(column: Any, weights: Any = None, **settings_: Any) -> RawSparse:
+    """Reads ``column``, and ``weights``, as a multi-valued vocabulary."""
+    columns = {"c": column} | ({} if weights is None else {"w": weights})
+    names = {} if weights is None else {"weights": "w"}
+    feature = {"name": "c", "encoding": "vocabulary", "multi_valued": True} | names | settings_
+    return read_sparse(pa.table(columns), features_config(feature).sparse[0])
 
 
-def bags(read: CellBags) -> list[list[str | None]]:
-    flat = texts(read.cells)
+def bags(read: RawSparse) -> list[list[str | None]]:
+    flat = texts(read)
+    assert read.offsets is not None
     return [flat[start:stop] for start, stop in zip(read.offsets[:-1], read.offsets[1:], strict=True)]
 
 
@@ -46,29 +72,30 @@ def bags(read: CellBags) -> list[list[str | None]]:
     ],
 )
 def test_a_category_is_its_text_whatever_the_type(array: pa.Array, expected: list[str | None]) -> None:
-    assert texts(read_categories(column(array))) == expected
+    assert texts(read_categories(array)) == expected
 
 
 def test_dictionaries_that_differ_between_chunks_are_unified() -> None:
     chunks = [pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "a", None]).dictionary_encode()]
-    assert texts(read_categories(pa.chunked_array(chunks))) == ["a", "b", "c", "a", None]
+    assert texts(read_categories(one_array(pa.chunked_array(chunks)))) == ["a", "b", "c", "a", None]
 
 
 def test_a_small_dictionary_index_has_room_for_missing() -> None:
     """127 entries fill int8: the code of a missing cell must not wrap around."""
     entries = pa.array([f"c{number}" for number in range(128)])
     indices = pa.array([127, None, 0], pa.int8())
-    assert texts(read_categories(column(pa.DictionaryArray.from_arrays(indices, entries)))) == ["c127", None, "c0"]
+    assert texts(read_categories(pa.DictionaryArray.from_arrays(indices, entries))) == ["c127", None, "c0"]
 
 
 def test_missing_values_and_fill() -> None:
-    read = read_categories(column(["?", "x", "", None]), missing_values=("?",))
-    assert texts(read) == [None, "x", None, None]
-    assert read.num_missing == 3
-    filled = read_categories(column(["?", "x", "", None]), missing_values=("?",), fill="x")
-    assert texts(filled) == ["x"] * 4
-    assert filled.num_missing == 3, "what was filled is still reported as missing"
-    assert texts(read_categories(column(["", "x"]), fill="")) == [None, "x"], "an empty fill fills nothing"
+    column = pa.array(["?", "x", "", None])
+    assert texts(read_categories(column, ("?",))) == [None, "x", None, None]
+    feature = {"name": "c", "encoding": "vocabulary", "missing_values": ["?"]}
+    filled = read_sparse(pa.table({"c": column}), features_config(feature | {"fill": "x"}).sparse[0])
+    assert texts(filled) == ["FILLED", "x", "FILLED", "FILLED"]
+    assert filled.count_missing() == 3, "what will be filled is still reported as missing"
+    empty = read_sparse(pa.table({"c": column}), features_config(feature | {"fill": ""}).sparse[0])
+    assert texts(empty) == [None, "x", None, None], "an empty fill fills nothing"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +105,7 @@ def test_missing_values_and_fill() -> None:
 )
 def test_a_type_without_categories_is_named(array: pa.Array) -> None:
     with pytest.raises(BadColumnError, match=r"found type .*expected integer, float, decimal, boolean or text"):
-        read_categories(column(array))
+        read_categories(array)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +122,9 @@ def test_a_type_without_categories_is_named(array: pa.Array) -> None:
 )
 def test_every_form_of_bag_reads_the_same(array: pa.Array) -> None:
     """Null, empty and missing are one empty bag; a gap inside a bag is a missing cell."""
-    read = read_bags(column(array), None, separator="^")
+    read = read_bags(array, separator="^")
     assert bags(read) == [["1", "2"], [], [], ["3"], ["4", None, "5"]]
-    assert read.num_missing == 3
+    assert read.count_missing() == 3
 
 
 def test_a_null_list_with_content_behind_it_is_empty() -> None:
@@ -105,53 +132,53 @@ def test_a_null_list_with_content_behind_it_is_empty() -> None:
     hidden = pa.ListArray.from_arrays(
         pa.array([0, 2, 3], pa.int32()), pa.array([1, 2, 3]), mask=pa.array([True, False])
     )
-    assert bags(read_bags(column(hidden), None, separator=None)) == [[], ["3"]]
+    assert bags(read_bags(hidden)) == [[], ["3"]]
 
 
 def test_a_slice_of_lists_reads_its_own_rows() -> None:
     sliced = pa.array([["a"], ["b", "c"], None, ["d"]]).slice(1)
-    assert bags(read_bags(column(sliced), None, separator=None)) == [["b", "c"], [], ["d"]]
+    assert bags(read_bags(sliced)) == [["b", "c"], [], ["d"]]
 
 
 def test_long_bags_keep_their_first_values_and_weights() -> None:
-    read = read_bags(
-        column([["a", "b", "c"], ["d"], []]), column([[1.0, 2.0, 3.0], [4.0], []]), separator=None, max_length=2
-    )
+    read = read_bags([["a", "b", "c"], ["d"], []], [[1.0, 2.0, 3.0], [4.0], []], max_length=2)
     assert bags(read) == [["a", "b"], ["d"], []]
     assert read.weights is not None
     assert read.weights.tolist() == [1.0, 2.0, 4.0]
 
 
 def test_fill_takes_the_place_of_missing_cells_and_of_empty_bags() -> None:
-    read = read_bags(column(["a|b", "", "|c"]), column(["1|2", "", "3|4"]), separator="|", fill="z")
-    assert bags(read) == [["a", "b"], ["z"], ["z", "c"]]
+    read = read_bags(["a|b", "", "|c"], ["1|2", "", "3|4"], separator="|", fill="z")
+    assert bags(read) == [["a", "b"], ["FILLED"], ["FILLED", "c"]]
     assert read.weights is not None
     assert read.weights.tolist() == [1, 2, 1, 3, 4]
-    assert read.num_missing == 2
+    assert read.count_missing() == 2
+    assert read.count_cells() == 5
 
 
 @pytest.mark.parametrize(
-    ("weights", "row", "message"),
+    ("weights", "rows", "message"),
     [
-        (["1|2", "3|4"], 1, "2 weights for 1 values"),
-        (["1|2", ""], 1, "0 weights for 1 values"),
-        (["1|x", "3"], 0, "a weight: found 'x'"),
-        (["1|2", "inf"], 1, "a weight: found inf"),
-        (["1|2", "1e39"], 1, "a weight: found 1e.39"),
-        (["1|", "3"], 0, "a weight: found nan"),
+        (["1|2", "3|4", "5", "6"], [1, 3], "2 weights for 1 values"),
+        (["1|2", "", "5", "6|7"], [1], "0 weights for 1 values"),
+        (["x|y", "3", "z", "6|7"], [0, 2], "a weight: found 'x'"),
+        (["1|2", "3", "inf", "6|7"], [2], "a weight: found inf"),
+        (["1|2", "3", "5", "1|1e39"], [3], "a weight: found 1e.39"),
+        (["1|", "3", "5", "6|7"], [0], "a weight: found nan"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(weights: list[str], row: int, message: str) -> None:
-    with pytest.raises(BadCellError, match=message) as caught:
-        read_bags(column(["a|b", "c"]), column(weights), separator="|")
-    assert caught.value.row == row
+def test_weights_that_do_not_fit_are_all_named(weights: list[str], rows: list[int], message: str) -> None:
+    with pytest.raises(BadWeightsError, match=message) as caught:
+        read_bags(["a|b", "c", "d", "e|f"], weights, separator="|")
+    assert caught.value.rows.tolist() == rows
+    assert len(caught.value.messages) == len(rows)
 
 
 def test_bags_need_a_list_or_a_separator() -> None:
     with pytest.raises(BadColumnError, match="no separator"):
-        read_bags(column(["a"]), None, separator=None)
+        read_bags(["a"])
     with pytest.raises(BadColumnError, match="found type int64"):
-        read_bags(column([1]), None, separator="|")
+        read_bags([1], separator="|")
 
 
 @pytest.mark.parametrize(
@@ -171,18 +198,40 @@ def test_bags_need_a_list_or_a_separator() -> None:
     ],
 )
 def test_numbers_of_every_type(array: pa.Array, expected: list[float | None]) -> None:
-    values = read_numbers(column(array), missing_values=("?", "-1"))
+    values = read_numbers(array, missing_values=("?", "-1"))
     np.testing.assert_array_equal(values, np.array([math.nan if value is None else value for value in expected]))
 
 
 @pytest.mark.parametrize("text", ["x", "1,5", "0x10", "1_000", "12 34", "true"])
-def test_a_text_that_is_no_number_is_found(text: str) -> None:
-    with pytest.raises(BadCellError, match="expected a number") as caught:
-        read_numbers(column(["1", "", text, text]))
-    assert caught.value.row == 2
+def test_texts_that_are_no_numbers_are_all_found(text: str) -> None:
+    with pytest.raises(BadCellsError, match="expected a number") as caught:
+        read_numbers(pa.array(["1", "", text, " 2 ", text]))
+    assert caught.value.rows.tolist() == [2, 4]
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["9", "-1", " -1", "", "3", " 4 ", "9"]).slice(1, 5),
+        pa.array(["9", "-1", None, "", "3", "4", "9"]).slice(1, 5),
+        pa.array(["-1", "\u2003", None, "3", "4"]),
+    ],
+    ids=["spaces", "null", "wide space"],
+)
+def test_missing_numbers_in_slices_and_behind_spaces(column: pa.Array) -> None:
+    values = read_numbers(column, missing_values=("-1",))
+    np.testing.assert_array_equal(values, [math.nan, math.nan, math.nan, 3, 4])
 
 
 def test_a_type_without_numbers_is_named() -> None:
     with pytest.raises(BadColumnError, match=r"found type list<.*expected integer"):
-        read_numbers(column([[1]]))
+        read_numbers(pa.array([[1]]))
+
+
+@given(st.lists(st.sampled_from(["1", "22", "x", "", None, "3.5"]), max_size=60), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_every_text_that_cannot_be_parsed_is_found(texts_: list[str | None], offset: int) -> None:
+    array = pa.array([*["y"] * offset, *texts_], pa.string()).slice(offset)
+    expected = [place for place, text in enumerate(texts_) if text in ("x", "", "3.5")]
+    assert unparsable(array, pa.int64()).tolist() == expected
