@@ -56,7 +56,7 @@ class Batch:
         dense: float32 [B, N], finite.
         sparse: the bags of the F sparse features.
         label: float32 [B], 0 or 1.
-        row_ids: int64 [B] on the host, the rows' positions in their table: names rows in messages.
+        row_ids: int64 [B] on the host, the rows' positions in their split: names rows in messages.
     """
 
     dense: Tensor

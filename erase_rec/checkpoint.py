@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from erase_rec.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 STATE_FILE = "state.json"
 BEST_FILE = "best"
 LAST_FILE = "last"
@@ -46,6 +46,10 @@ _SHOWN_NAMES = 8
 
 class CheckpointError(UserError):
     """A checkpoint is incomplete, damaged, of another format, or does not fit what it is loaded into."""
+
+
+class CheckpointFormatError(CheckpointError):
+    """A checkpoint is of another format. Not damage, which going back to an older checkpoint makes up for."""
 
 
 class CheckpointManager:
@@ -106,11 +110,16 @@ class CheckpointManager:
         """The newest checkpoint that is whole, and a sentence on each newer one that is not.
 
         Reads the files of what it returns to compare their checksums.
+
+        Raises:
+            CheckpointFormatError: a checkpoint is of another format.
         """
         messages: list[str] = []
         for _, path in reversed(self._published()):
             try:
                 verify(path)
+            except CheckpointFormatError:
+                raise
             except CheckpointError as error:
                 messages.append(f"{error}; skipped")
             else:
@@ -258,7 +267,10 @@ def _record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not {"format", "files", "state"} <= record.keys():
         raise _unusable(path, f"{STATE_FILE} is not the record of a checkpoint")
     if record["format"] != FORMAT:
-        raise _unusable(path, f"its format is {record['format']!r}, this version reads {FORMAT}")
+        raise CheckpointFormatError(
+            f"checkpoint {path} cannot be used: its format is {record['format']!r}, this version reads {FORMAT}; "
+            "continue with the version of erase-rec that wrote it, or start a new run"
+        )
     return record
 
 

@@ -117,19 +117,32 @@ class BatchLoader(Protocol):
 
     num_rows: int
     """Rows of the split over all ranks."""
-    dropped_rows: int
-    """How many of them no rank takes in an epoch, so that all ranks take as many."""
     global_batch_size: int
     """Rows of a full step over all ranks."""
     base_rate: float
     """Share of positive labels over all ranks."""
 
-    def steps_per_epoch(self) -> int:
-        """Batches an epoch on this rank, the same on every rank; the last may be short."""
+    def steps_left(self, start_row: int = 0) -> int:
+        """Batches on this rank, as many as on every other, from ``start_row`` to the end of an epoch.
+
+        The last may be short. ``start_row`` counts the rows of the epoch's order, over all ranks, that came before.
+        """
         ...
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of ``epoch`` (from 0) from ``start_step`` on; host memory, pinned when asked for."""
+    def dropped_rows(self, start_row: int = 0) -> int:
+        """Rows that no rank takes in an epoch that goes on at ``start_row``, so that all ranks take as many."""
+        ...
+
+    def batches(self, epoch: int, start_row: int = 0, *, endless: bool = False) -> Iterator[Batch]:
+        """This rank's batches of ``epoch`` (from 0) from ``start_row`` on; host memory, pinned when asked for.
+
+        The order of an epoch's rows depends on the epoch alone: neither on ``start_row`` nor on the number of ranks.
+
+        Args:
+            epoch: from 0.
+            start_row: as for :meth:`steps_left`.
+            endless: all later epochs follow.
+        """
         ...
 
     def locate(self, row_ids: Tensor) -> list[str]:

@@ -23,6 +23,7 @@ from erase_rec.finite import FiniteGuard
 from erase_rec.health import health_warnings
 from erase_rec.lr_schedule import LRSchedule
 from erase_rec.position import Position, planned_steps
+from erase_rec.prefetch import prefetch
 from erase_rec.progress import Progress
 from erase_rec.protocols import BatchLoader, CTRModel, EvalResult, Evaluator, ProgressiveMetrics, TrainStep
 from erase_rec.random_state import RandomState
@@ -109,12 +110,11 @@ class Trainer:
     def resume(self, path: Path) -> None:
         """Continues from the checkpoint at ``path``, whose position the trainer was made with.
 
-        Raises:
-            UserError: it lies inside an epoch of another number of ranks.
+        On another number of ranks than the checkpoint's, too: the epoch's order is the same, and its rows that no step
+        has had yet are shared anew.
         """
         state = checkpoint.read_state(path)
-        ranks = state.get("ranks", 1)
-        self._require_boundary(path, ranks)
+        ranks = state["ranks"]
         tensors = self._tensors() | self._random.empty(ranks)
         checkpoint.load(path, tensors)
         # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
@@ -136,40 +136,28 @@ class Trainer:
         self.parts.guard.step = self.position.step
         self._random.restore(tensors, ranks)
 
-    def _require_boundary(self, path: Path, ranks: int) -> None:
-        """Refuses to go on inside an epoch whose first steps took rows that other shares would give again."""
-        here, position = self.parts.world.size, self.position
-        if ranks != here and position.epoch_step:
-            raise UserError(
-                f"--resume: {path} lies inside epoch {position.epoch + 1} of {ranks} rank(s), after step "
-                f"{position.epoch_step} of it, and cannot be continued by {here}: start {ranks} with torchrun "
-                f"--nproc-per-node {ranks}; only a checkpoint at the end of an epoch fits any number of ranks"
-            )
-
     def fit(self) -> Literal["completed", "stopped_early"]:
         """Trains to the end.
 
         Returns:
             ``completed`` or ``stopped_early``.
         """
-        loader, position = self.parts.train_loader, self.position
+        position = self.position
         if self.parts.world.size > 1:
             self.parts.replicas.check(position.step)
-        while not self._finished():
-            batches = loader.batches(position.epoch, position.epoch_step)
-            self.timer.resume()
-            try:
-                while not self._finished():
-                    with self.timer.waiting():
-                        batch = next(batches, None)
-                    if batch is None:
-                        break
-                    self._train_on(batch)
-                    self.check_interrupt()
-            finally:
-                batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
-            self.position = position = self._next_position()
-        if self.parts.world.size > 1 and not self.parts.replicas.is_due(position.step):
+        batches = prefetch(
+            self.parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True), self._device
+        )
+        self.timer.resume()
+        try:
+            while not self._finished():
+                with self.timer.waiting():
+                    batch = next(batches)
+                self._train_on(batch)
+                self.check_interrupt()
+        finally:
+            batches.close()  # stops the loader's threads
+        if self.parts.world.size > 1 and not self.parts.replicas.is_due(self.position.step):
             self._compare_replicas()
         self._evaluate()
         self._save()
@@ -181,21 +169,19 @@ class Trainer:
         return self._stop or self.position.step >= self.total_steps
 
     def _train_on(self, batch: Batch) -> None:
-        config, position, size = self.parts.config, self.position, self.parts.world.size
+        config, rows = self.parts.config, batch.size * self.parts.world.size
+        position = self.position.normal(self.parts.train_loader)
         self.parts.world.collectives.step = position.step
         factor = self._lr_schedule.factor(position.step)
         self.parts.optimizer.set_lr(config.optimizer.dense.lr * factor)
         self.parts.model.embeddings.set_lr(config.optimizer.sparse.lr * factor)
-        batch = batch.to(self._device, non_blocking=True)
         logged = self._is_logged(position.step + 1)
         self.parts.streams.measuring = logged
         output = self.parts.step(batch, measure=logged)
         self._statistics.average()
         self.parts.metrics.update(output, batch.label)
-        position.step += 1
-        position.epoch_step += 1
-        position.rows += batch.size * size
-        self.timer.step(batch.size * size)
+        self.position = position = position.after(rows)
+        self.timer.step(rows)
         self.progress.advance(position.step)
         if self.parts.replicas.is_due(position.step):
             self._compare_replicas()
@@ -216,7 +202,7 @@ class Trainer:
     def _is_due(self, every_steps: int | None) -> bool:
         """Whether this step ends a period of ``every_steps``, or an epoch where that is None."""
         if every_steps is None:
-            return self.position.epoch_step == self.parts.train_loader.steps_per_epoch()
+            return self.position.ends_epoch(self.parts.train_loader)
         return self.position.step % every_steps == 0
 
     def _is_logged(self, step: int) -> bool:
@@ -288,7 +274,7 @@ class Trainer:
         self.parts.guard.drain()
         self.log.flush()
         state: dict[str, Any] = {
-            "position": asdict(self._next_position()),
+            "position": asdict(self.position.normal(self.parts.train_loader)),
             "lr_schedule": self._lr_schedule.state_dict(),
             "best": self._best.state_dict(),
             "early_stopping": self._early_stopping.state_dict() if self._early_stopping else None,
@@ -301,13 +287,6 @@ class Trainer:
             self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
         self._saved_step = self.position.step
         self.timer.resume()
-
-    def _next_position(self) -> Position:
-        """The position with a finished epoch counted as finished, so that resuming starts the next one."""
-        position = Position(**asdict(self.position))
-        if position.epoch_step >= self.parts.train_loader.steps_per_epoch():
-            position.epoch, position.epoch_step = position.epoch + 1, 0
-        return position
 
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor of the run but the generators', by a name that depends on no schedule, backend or rank."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from erase_rec import checkpoint
-from erase_rec.checkpoint import CheckpointError, CheckpointManager
+from erase_rec.checkpoint import CheckpointError, CheckpointFormatError, CheckpointManager, load, read_state
 from erase_rec.errors import UserError
 
 CPU = torch.device("cpu")
@@ -135,11 +135,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut record": (lambda path: cut(path / "state.json"), "state.json is not JSON"),
     "no text": (lambda path: (path / "state.json").write_bytes(b"\xff\xfe"), "state.json is not JSON"),
     "foreign record": (lambda path: (path / "state.json").write_text("[]"), "not the record of a checkpoint"),
-    "newer format": (
-        lambda path: (path / "state.json").write_text('{"format": 9, "files": {}, "state": {}}'),
-        "its format is 9, this version reads 1",
-    ),
 }
+
+
+@pytest.mark.parametrize("found", [1, 9])
+def test_a_checkpoint_of_another_format_is_refused_not_skipped(manager: CheckpointManager, found: int) -> None:
+    """Starting again from an older checkpoint, or from nothing, would throw away a run that is not damaged."""
+    manager.save(1, tensors(1.0), {}, is_best=False)
+    path = manager.save(2, tensors(2.0), {}, is_best=False)
+    (path / "state.json").write_text(f'{{"format": {found}, "files": {{}}, "state": {{}}}}')
+    for read in (manager.latest, lambda: load(path, tensors(0.0)), lambda: read_state(path)):
+        with pytest.raises(CheckpointFormatError, match=f"its format is {found}, this version reads 2; continue with"):
+            read()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
