@@ -1,27 +1,27 @@
-"""From the configuration to loaders: open the source, fit the features, encode the rows, cut the splits."""
+"""From the configuration to loaders: rows kept in memory, streamed from their files, or read from a prepared folder."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
+from data.block import BlockStore
 from data.errors import DataError
-from data.features.columns import column_of, columns_of, features_of
-from data.features.encoding import BoolArray, IntArray
-from data.features.fit import FeaturesFit
+from data.features.columns import features_of
+from data.features.encoding import IntArray
 from data.features.fitted import Features
+from data.fingerprint import fingerprint, holds_out
 from data.loader import Loader
-from data.registry import WITHOUT_FILES, SourceCatalog, open_source
-from data.shuffle import held_out
-from data.sources.source import Source, Split
-from data.table import EncodedTable, concatenate
-from erase_rec.config.schema import Config, DataConfig
+from data.prepared.store import Prepared, open_prepared
+from data.quarantine import FILE, write_quarantine
+from data.reading import open_eval, open_train
+from data.sources.source import Source
+from data.store import UnseenValues
+from data.unprepared import BadRowsFound, HeldOutRows, read_held_out, read_unprepared
+from erase_rec.config.schema import Config
 
 NOTABLE_SHARE = 0.01
 """Unseen and missing shares from here on are worth a remark."""
@@ -37,41 +37,115 @@ class KnowsBayesNE(Protocol):
 
 
 @dataclass(frozen=True)
+class Share:
+    """What of the batches this process makes, and where.
+
+    Attributes:
+        rank: this process's rank.
+        world_size: number of ranks.
+        pin: batches in page-locked memory.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    pin: bool = False
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows to evaluate on this rank.
+
+    Attributes:
+        loader: in file order.
+        names: of the sparse features.
+        values: how many of their values are unseen; with ``hash`` a lower bound. Where rows are streamed it is known
+            once they were read.
+        bad_rows: rows that could not be read.
+    """
+
+    loader: Loader
+    names: Sequence[str]
+    values: UnseenValues
+    bad_rows: BadRowsFound
+
+    @property
+    def unseen_share_of(self) -> dict[str, float]:
+        """Share of unseen values among those of each sparse feature; nan where there are none."""
+        return _shares(self.names, self.values.unseen, self.values.values)
+
+    @property
+    def unseen_share(self) -> float:
+        """The same over all sparse features."""
+        unseen, values = int(self.values.unseen.sum()), int(self.values.values.sum())
+        return unseen / values if values else math.nan
+
+    def unseen_remarks(self) -> list[str]:
+        """One line, or none where the shares are small."""
+        if not self.unseen_share >= NOTABLE_SHARE:  # nan is not notable
+            return []
+        most = _most(self.unseen_share_of)
+        return [f"{self.unseen_share:.1%} of the held-out categorical values are unseen: {most}"]
+
+
+@dataclass(frozen=True)
 class Datasets:
     """The splits of a run on this rank.
 
     Attributes:
         train: training rows.
-        eval: held-out rows, in file order; None where the configuration names none.
+        held_out: held-out rows; None where the configuration names none.
         features: as fitted on the training rows.
         fingerprint: hex SHA-256 of the sources' content and of all settings that decide what becomes of it.
-        unseen_share_of: share of unseen values among each sparse feature's held-out values; nan where there are none.
-            With ``hash`` a lower bound.
-        unseen_share: the same over all sparse features.
         missing_share: share of missing cells (and empty bags) of each feature, before ``fill``, in the training
             source's rows, whether or not they are held out.
         num_clipped: dense values of the same rows that were clipped to float32's range.
+        bad_rows: rows of all sources that could not be read and were left out.
         bayes_ne: NE of the true probabilities on the held-out rows, where they are known.
+        origin: where the rows of a batch come from, for people.
+        bad_rows_kept: where bad rows are to be found, for people.
+        notes: what a user should know besides.
     """
 
     train: Loader
-    eval: Loader | None
+    held_out: HeldOut | None
     features: Features
     fingerprint: str
-    unseen_share_of: dict[str, float]
-    unseen_share: float
     missing_share: dict[str, float]
     num_clipped: int
+    bad_rows: BadRowsFound
     bayes_ne: float | None
+    origin: str
+    bad_rows_kept: str
+    notes: Sequence[str]
+
+    @property
+    def eval(self) -> Loader | None:
+        """Held-out rows, in file order."""
+        return None if self.held_out is None else self.held_out.loader
+
+    @property
+    def unseen_share_of(self) -> dict[str, float]:
+        """See :attr:`HeldOut.unseen_share_of`; empty without held-out rows."""
+        return {} if self.held_out is None else self.held_out.unseen_share_of
+
+    @property
+    def unseen_share(self) -> float:
+        """See :attr:`HeldOut.unseen_share`; nan without held-out rows."""
+        return math.nan if self.held_out is None else self.held_out.unseen_share
 
     @property
     def table_rows(self) -> dict[str, int]:
         """Rows of each sparse feature's embedding table, by feature name."""
         return self.features.table_rows
 
+    def write_quarantine(self, folder: Path) -> None:
+        """Writes the bad rows that are to be kept, if there are any, into a run's folder."""
+        if self.bad_rows.rows:
+            write_quarantine(folder / FILE, self.bad_rows.rows)
+
     def remarks(self) -> list[str]:
         """What a user should know of the data, a line each."""
-        lines = unseen_remarks(self.unseen_share_of, self.unseen_share)
+        lines = [] if self.held_out is None else self.held_out.unseen_remarks()
         if any(share >= NOTABLE_SHARE for share in self.missing_share.values()):
             lines.append(f"missing cells: {_most(self.missing_share)}")
         if self.train.base_rate in (0.0, 1.0):
@@ -79,20 +153,27 @@ class Datasets:
                 f"warning: every training label is {self.train.base_rate:.0f}, so NE and AUC are undefined; "
                 "check data.label"
             )
-        if self.train.dropped_rows:
+        if dropped := self.train.dropped_rows():
             lines.append(
-                f"{self.train.dropped_rows} of the training rows, others in each epoch, are left out: every rank takes "
-                "as many rows in every step"
+                f"{dropped} of the training rows, others in each epoch, are left out: every rank takes as many rows in "
+                "every step"
             )
         if self.num_clipped:
             lines.append(f"{self.num_clipped:,} dense values were clipped to float32's finite range")
-        return lines
+        return [*lines, *bad_row_remarks(self.bad_rows, self.bad_rows_kept), *self.notes]
 
 
 def build_datasets(
-    config: Config, *, features: Features | None = None, rank: int = 0, world_size: int = 1, pin: bool = False
+    config: Config,
+    *,
+    features: Features | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    pin: bool = False,
+    train_source: Source | None = None,
+    eval_source: Source | None = None,
 ) -> Datasets:
-    """Reads all rows and makes the loaders of ``rank``.
+    """Reads all rows, or opens the prepared folder, and makes the loaders of ``rank``.
 
     Args:
         config: checked, defaults filled in.
@@ -100,82 +181,55 @@ def build_datasets(
         rank: this process's rank.
         world_size: number of ranks.
         pin: batches in page-locked memory.
+        train_source: training rows; None: what the configuration names.
+        eval_source: held-out rows; None: what the configuration names beside ``train_source``.
 
     Raises:
         DataError: the data cannot be read as configured, or there is nothing to train on.
     """
-    share = _Share(rank, world_size, pin)
-    source = _open(config.data, config.seed, "train")
-    if features is None:
-        features = _fit(config, source)
-    elif features.config != config.features:
+    share = Share(rank, world_size, pin)
+    if features is not None and features.config != config.features:
         raise DataError("features: not those that were fitted; keep the features of the run, or start a new run")
-    table = _encode(config, source, features)
-    reserved = _reserved(config, 0, table.num_rows)
-    if reserved.all():
-        raise DataError(
-            f"data.train: no rows to train on ({table.num_rows} rows read, {int(reserved.sum())} of them held out); "
-            "give more rows or a smaller data.eval_fraction"
-        )
-    if (num_train := int((~reserved).sum())) < world_size:
-        raise DataError(f"data.train: {num_train} rows cannot be shared by {world_size} ranks; start fewer ranks")
-    eval_source = _eval_source(config)
-    if eval_source is not None:
-        evaluation = _eval_loader(config, _encode(config, eval_source, features), None, share)
-    elif config.data.eval_fraction is not None:
-        evaluation = _eval_loader(config, table, np.flatnonzero(reserved), share)
-    else:
-        evaluation = None
-    unseen_share_of, unseen_share = unseen_shares(config, evaluation)
-    names = [feature.name for feature in features_of(config.features)]
-    return Datasets(
-        train=_train_loader(config, table, np.flatnonzero(~reserved), share),
-        eval=evaluation,
-        features=features,
-        fingerprint=_fingerprint(config, source, eval_source),
-        unseen_share_of=unseen_share_of,
-        unseen_share=unseen_share,
-        missing_share=_shares(names, table.num_missing, table.count_cells()),
-        num_clipped=int(table.num_clipped.sum()),
-        bayes_ne=eval_source.bayes_ne() if isinstance(eval_source, KnowsBayesNE) else None,
-    )
+    if config.data.prepared is not None:
+        assert train_source is None, "prepared rows come from their folder"
+        return _prepared(config, open_prepared(Path(config.data.prepared), config), share)
+    if train_source is None:
+        train_source, eval_source = open_train(config), open_eval(config)
+    return _unprepared(config, train_source, eval_source, features, share)
 
 
-def build_eval(config: Config, features: Features, *, rank: int = 0, world_size: int = 1, pin: bool = False) -> Loader:
+def build_eval(config: Config, features: Features, *, rank: int = 0, world_size: int = 1, pin: bool = False) -> HeldOut:
     """Reads held-out rows, of ``data.eval`` or the run's own, for features that are already fitted.
 
     Raises:
         DataError: the data cannot be read as configured, or the configuration names no rows to evaluate.
     """
-    share = _Share(rank, world_size, pin)
-    source = _eval_source(config)
-    if source is not None:
-        return _eval_loader(config, _encode(config, source, features), None, share)
-    if config.data.eval_fraction is None:
+    share = Share(rank, world_size, pin)
+    if config.data.prepared is not None:
+        held_out = _held_out(config, _of_folder(open_prepared(Path(config.data.prepared), config)), share)
+    elif (source := open_eval(config)) is not None:
+        held_out = _held_out(config, read_held_out(config, None, source, features), share)
+    elif holds_out(config.data):
+        held_out = _held_out(config, read_held_out(config, open_train(config), None, features), share)
+    else:
+        held_out = None
+    if held_out is None:
         raise DataError("data.eval: the run held out no rows; name the files to evaluate: data.eval=PATH")
-    table = _encode(config, _open(config.data, config.seed, "train"), features)
-    return _eval_loader(config, table, np.flatnonzero(_reserved(config, 0, table.num_rows)), share)
+    return held_out
 
 
-def unseen_shares(config: Config, evaluation: Loader | None) -> tuple[dict[str, float], float]:
-    """Share of unseen values, by sparse feature and over all; nan where there are no values.
+def bad_row_remarks(bad: BadRowsFound, kept: str = "") -> list[str]:
+    """One line, or none without bad rows.
 
     Args:
-        config: checked, defaults filled in.
-        evaluation: held-out rows; None: there are none.
+        bad: what could not be read.
+        kept: where the rows are to be found.
     """
-    if evaluation is None:
-        return {}, math.nan
-    unseen, total = evaluation.count_unseen()
-    names = [feature.name for feature in config.features.sparse]
-    return _shares(names, unseen, total), _shares(["all"], unseen.sum(keepdims=True), total.sum(keepdims=True))["all"]
-
-
-def unseen_remarks(share_of: dict[str, float], share: float) -> list[str]:
-    """What a user should know of the shares of :func:`unseen_shares`: one line, or none where they are small."""
-    if not share >= NOTABLE_SHARE:  # nan is not notable
+    if not bad.count:
         return []
-    return [f"{share:.1%} of the held-out categorical values are unseen: {_most(share_of)}"]
+    reasons = "; ".join(f"{count:,} x {reason}" for reason, count in list(bad.reasons.items())[:3])
+    more = ", and other reasons" if len(bad.reasons) > 3 else ""
+    return [f"{bad.count:,} rows could not be read and were left out{kept and f' ({kept})'}: {reasons}{more}"]
 
 
 def load_features(folder: Path) -> Features:
@@ -183,71 +237,77 @@ def load_features(folder: Path) -> Features:
     return Features.load(folder)
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What of the batches this process makes, and where."""
-
-    rank: int
-    world_size: int
-    pin: bool
-
-
-def _open(data: DataConfig, seed: int, split: Split) -> Source:
-    return open_source(data.kind, data.train if split == "train" else data.eval, data.params, seed=seed, split=split)
-
-
-def _eval_source(config: Config) -> Source | None:
-    """The source of held-out rows that are no part of the training source."""
-    own = config.data.kind in WITHOUT_FILES and config.data.eval_fraction is None
-    return _open(config.data, config.seed, "eval") if config.data.eval or own else None
-
-
-def _reserved(config: Config, first_row: int, num_rows: int) -> BoolArray:
-    """Which rows of the training source are held out, bool [num_rows]."""
-    if config.data.eval_fraction is None:
-        return np.zeros(num_rows, dtype=np.bool_)
-    return held_out(first_row, num_rows, seed=config.seed, fraction=config.data.eval_fraction)
+def _unprepared(
+    config: Config, train: Source, evaluation: Source | None, features: Features | None, share: Share
+) -> Datasets:
+    found = read_unprepared(config, train, evaluation, features)
+    _refuse_nothing_to_train_on(found.train, found.num_rows, share.world_size)
+    names = [feature.name for feature in features_of(config.features)]
+    streamed = config.data.reading == "stream"
+    return Datasets(
+        train=_train_loader(config, found.train, share),
+        held_out=_held_out(config, found.eval, share),
+        features=found.features,
+        fingerprint=fingerprint(config, train.fingerprint(), None if evaluation is None else evaluation.fingerprint()),
+        missing_share=_shares(names, found.counts.missing, found.counts.cells),
+        num_clipped=int(found.counts.clipped.sum()),
+        bad_rows=found.bad_rows,
+        bayes_ne=evaluation.bayes_ne() if isinstance(evaluation, KnowsBayesNE) else None,
+        origin="read and encoded anew in each epoch" if streamed else "kept in memory",
+        bad_rows_kept=f"{FILE} in the run folder holds them" if config.data.bad_rows == "quarantine" else "",
+        notes=found.remarks,
+    )
 
 
-def _fit(config: Config, source: Source) -> Features:
-    fit = FeaturesFit(config.features)
-    first_row = 0
-    for block in source.blocks(fit.columns) if fit.columns else ():
-        num_rows = block.columns.num_rows
-        fit.add(block, ~_reserved(config, first_row, num_rows))
-        first_row += num_rows
-    return fit.finish()
+def _prepared(config: Config, found: Prepared, share: Share) -> Datasets:
+    folder = Path(str(config.data.prepared))
+    _refuse_nothing_to_train_on(found.train, found.manifest.rows_read - found.bad_rows, share.world_size)
+    names = [feature.name for feature in features_of(config.features)]
+    quarantined = found.manifest.bad_rows.policy == "quarantine"
+    return Datasets(
+        train=_train_loader(config, found.train, share),
+        held_out=_held_out(config, _of_folder(found), share),
+        features=found.features,
+        fingerprint=found.fingerprint,
+        missing_share=_shares(names, found.missing, found.cells),
+        num_clipped=found.num_clipped,
+        bad_rows=_bad_rows_of(found),
+        bayes_ne=None,
+        origin=f"read from the prepared folder {folder}",
+        bad_rows_kept=f"{folder / FILE} holds them" if quarantined else "",
+        notes=[],
+    )
 
 
-def _encode(config: Config, source: Source, features: Features) -> EncodedTable:
-    label = _label_column(config, source)
-    columns = list(dict.fromkeys([label, *columns_of(*features_of(features.config))]))
-    blocks = (features.encode(block, label, config.data.label) for block in source.blocks(columns))
-    return concatenate([features.empty(), *blocks])
+def _of_folder(found: Prepared) -> HeldOutRows | None:
+    if found.eval is None:
+        return None
+    values = UnseenValues(len(found.unseen))
+    values.unseen, values.values = found.unseen, found.values
+    return HeldOutRows(found.eval, values, _bad_rows_of(found))
 
 
-def _label_column(config: Config, source: Source) -> str:
-    label = source.label_column if config.data.label.column is None else config.data.label.column
-    if label is None:
+def _bad_rows_of(found: Prepared) -> BadRowsFound:
+    return BadRowsFound(found.bad_rows, found.manifest.bad_rows.reasons, [])
+
+
+def _refuse_nothing_to_train_on(store: BlockStore, num_rows: int, world_size: int) -> None:
+    num_train = int(store.block_rows.sum())
+    if not num_train:
         raise DataError(
-            f"data.label.column: kind {config.data.kind!r} has no label column of its own; name one of "
-            f"{', '.join(map(repr, source.columns()))}"
+            f"data.train: no rows to train on ({num_rows} rows read, all of them held out); "
+            "give more rows, or hold out fewer (data.eval_fraction, data.split)"
         )
-    for feature in features_of(config.features):
-        if column_of(feature) == label:
-            raise DataError(
-                f"features: {feature.name!r} reads {label!r}, which is the label; take it out of the features, "
-                "or name another data.label.column"
-            )
-    return label
+    if num_train < world_size:
+        raise DataError(f"data.train: {num_train} rows cannot be shared by {world_size} ranks; start fewer ranks")
 
 
-def _train_loader(config: Config, table: EncodedTable, rows: IntArray, share: _Share) -> Loader:
+def _train_loader(config: Config, store: BlockStore, share: Share) -> Loader:
     return Loader(
-        table,
-        rows,
+        store,
         local_batch_size=config.train.local_batch_size,
         shuffle_seed=config.seed if config.data.shuffle else None,
+        window_rows=config.data.shuffle_window,
         workers=config.data.workers,
         rank=share.rank,
         world_size=share.world_size,
@@ -256,36 +316,21 @@ def _train_loader(config: Config, table: EncodedTable, rows: IntArray, share: _S
     )
 
 
-def _eval_loader(config: Config, table: EncodedTable, rows: IntArray | None, share: _Share) -> Loader:
-    return Loader(
-        table,
-        np.arange(table.num_rows) if rows is None else rows,
+def _held_out(config: Config, rows: HeldOutRows | None, share: Share) -> HeldOut | None:
+    if rows is None:
+        return None
+    loader = Loader(
+        rows.store,
         local_batch_size=config.eval.local_batch_size,
         workers=config.data.workers,
         rank=share.rank,
         world_size=share.world_size,
         pin=share.pin,
     )
+    return HeldOut(loader, [feature.name for feature in config.features.sparse], rows.unseen, rows.bad_rows)
 
 
-def _fingerprint(config: Config, source: Source, eval_source: Source | None) -> str:
-    """Two runs with the same one train and evaluate on the same encoded rows."""
-    data = config.data
-    params = SourceCatalog().params_model("source", data.kind)
-    decisive = {
-        "train": source.fingerprint(),
-        "eval": None if eval_source is None else eval_source.fingerprint(),
-        "eval_fraction": data.eval_fraction,
-        "seed": config.seed if data.eval_fraction is not None else None,
-        "kind": data.kind,
-        "params": params.model_validate(data.params).model_dump(mode="json"),
-        "label": data.label.model_dump(mode="json"),
-        "features": config.features.model_dump(mode="json"),
-    }
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
-
-def _shares(names: list[str], part: IntArray, whole: IntArray) -> dict[str, float]:
+def _shares(names: Sequence[str], part: IntArray, whole: IntArray) -> dict[str, float]:
     pairs = zip(names, part.tolist(), whole.tolist(), strict=True)
     return {name: some / every if every else math.nan for name, some, every in pairs}
 

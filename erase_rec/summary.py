@@ -54,6 +54,7 @@ class ThroughputSummary(_Section):
     qps_p50: Value = math.nan
     qps_p90: Value = math.nan
     qps_mean: Value = math.nan
+    data_wait_share: Value = math.nan
     steps: int = 0
     global_batch_size: int
     ranks: int = 1
@@ -66,6 +67,7 @@ class ThroughputSummary(_Section):
             qps_p50=throughput.qps_p50,
             qps_p90=throughput.qps_p90,
             qps_mean=throughput.qps_mean,
+            data_wait_share=throughput.data_wait_share,
             steps=throughput.steps,
             global_batch_size=global_batch_size,
             ranks=ranks,
@@ -85,6 +87,7 @@ class DataSummary(_Section):
 
     fingerprint: str
     unseen_share: Value
+    bad_rows: int = 0
 
 
 class Summary(_Section):
@@ -133,7 +136,8 @@ class Summary(_Section):
             f"QPS mean {_number(speed.qps_mean, ',.0f')}, p10 {_number(speed.qps_p10, ',.0f')}, "
             f"p50 {_number(speed.qps_p50, ',.0f')}, p90 {_number(speed.qps_p90, ',.0f')} "
             f"over {speed.steps:,} steps of {speed.global_batch_size:,} rows"
-            f"{f' on {speed.ranks} ranks' if speed.ranks > 1 else ''}"
+            f"{f' on {speed.ranks} ranks' if speed.ranks > 1 else ''}, "
+            f"{_number(speed.data_wait_share, '.1%')} of the time waiting for data"
         )
         return table
 

@@ -9,7 +9,8 @@ import typer
 
 from erase_rec.errors import UserError
 
-CHANGEABLE = ("data.eval=", "data.eval_fraction=", "eval.", "train.device=", "train.threads=", "embedding.backend=")
+OTHER_ROWS = ("data.eval=", "data.eval_fraction=")
+CHANGEABLE = (*OTHER_ROWS, "data.workers=", "eval.", "train.device=", "train.threads=", "embedding.backend=")
 """Overrides that leave model and transforms as they were trained."""
 
 
@@ -29,7 +30,7 @@ def command(
     from pydantic import BaseModel
     from rich.console import Console
 
-    from data.dataset import build_eval, load_features, unseen_remarks, unseen_shares
+    from data.dataset import bad_row_remarks, build_eval, load_features
     from erase_rec.checkpoint import load
     from erase_rec.cli.assembly import ContentCatalog, join_ranks, scorer
     from erase_rec.config.load import load_config
@@ -47,21 +48,23 @@ def command(
         towers: dict[str, TowerSummary]
 
     folder = RunFolder.of_checkpoint(checkpoint)
+    if any(change.startswith(OTHER_ROWS) for change in changes):
+        changes = [*changes, "data.prepared=null"]  # the rows are no longer those of the run's prepared folder
     config = load_config(str(folder.config), changes, catalog=ContentCatalog()).config
     with join_ranks(config) as (world, machine):
         features = load_features(folder.features)
-        loader = build_eval(config, features, rank=world.rank, world_size=world.size, pin=machine.pins)
+        held_out = build_eval(config, features, rank=world.rank, world_size=world.size, pin=machine.pins)
         model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
         load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
         model.train(False)
         with torch.no_grad():
             result = PooledEvaluator(model.tower_names(), world).evaluate(
-                scorer(model, machine), loader.batches(0), keep_scores=scores is not None
+                scorer(model, machine), held_out.loader.batches(0), keep_scores=scores is not None
             )
         is_first = world.is_first
     if not is_first:
         return
-    for line in unseen_remarks(*unseen_shares(config, loader)):
+    for line in (*held_out.unseen_remarks(), *bad_row_remarks(held_out.bad_rows)):
         typer.echo(line, err=True)  # standard output holds the result alone
     evaluation, towers = summarize_eval(result)
     if as_json:

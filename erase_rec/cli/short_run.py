@@ -60,10 +60,12 @@ class ShortRun:
 
     def batches(self, count: int) -> Iterator[Batch]:
         """The first ``count`` batches of training on the model's device, from further epochs where one is short."""
-        loader = self.parts.train_loader
-        every = itertools.chain.from_iterable(loader.batches(epoch) for epoch in itertools.count())
-        for batch in itertools.islice(every, count):
-            yield batch.to(self.machine.device)
+        every = self.parts.train_loader.batches(0, endless=True)
+        try:
+            for batch in itertools.islice(every, count):
+                yield batch.to(self.machine.device)
+        finally:
+            every.close()  # type: ignore[attr-defined]  # stops the loader's threads
 
     def about(self) -> dict[str, str]:
         """What a result is a result of."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     from erase_rec.summary import Status, Summary
     from erase_rec.trainer import Parts, Trainer
 
-RESUMABLE = ("train.", "eval.")
-"""Sections that may change when a run is resumed ..."""
+RESUMABLE = ("train.", "eval.", "data.workers", "data.reading", "data.prepared")
+"""Sections and keys that may change when a run is resumed: no batch depends on them ..."""
 FIXED = ("train.local_batch_size", "train.precision", "train.device")
 """... without these: the data position or the numbers depend on them."""
 
@@ -73,6 +73,7 @@ def _start(name: str, overrides: list[str]) -> None:
         if world.is_first:
             folder.make()
             datasets.features.save(folder.features)
+            datasets.write_quarantine(folder.path)
             record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint}
             folder.write_environment(environment.describe() | record | {"seed": str(config.seed)})
         _run(config, folder, datasets, machine, world, start=None, notes=[])
@@ -130,9 +131,12 @@ def _newest_checkpoint(folder: RunFolder, config: Config, world: World) -> tuple
 
 def _with_absolute_paths(loaded: LoadedConfig) -> LoadedConfig:
     """Data paths that a resumed run finds from any folder."""
+    from data.sources.paths import absolute
+
     data = loaded.config.data
-    paths = {split: tuple(str(Path(path).absolute()) for path in getattr(data, split)) for split in ("train", "eval")}
-    config = loaded.config.model_copy(update={"data": data.model_copy(update=paths)})
+    paths = {split: tuple(absolute(path) for path in getattr(data, split)) for split in ("train", "eval")}
+    prepared = None if data.prepared is None else absolute(data.prepared)
+    config = loaded.config.model_copy(update={"data": data.model_copy(update={**paths, "prepared": prepared})})
     return replace(loaded, config=config)
 
 
@@ -160,6 +164,8 @@ def _run(
     parts = build_parts(config, datasets, folder, machine, world)
     position = Position() if start is None else Position(**read_state(start)["position"])
     total = planned_steps(config.train, datasets.train, position)
+    if position.epoch_rows and (dropped := datasets.train.dropped_rows(position.epoch_rows)):
+        notes = [*notes, f"{dropped} of the rows that are left of epoch {position.epoch + 1} are left out of it"]
     with (
         FileRunLog(folder.path, purge_step=position.step + 1) if world.is_first else RunLog() as log,
         show_progress(total, position.step) if world.is_first else Progress() as progress,
@@ -188,7 +194,7 @@ def _audit(parts: Parts, machine: Machine, log: RunLog, position: Position) -> s
     from erase_rec.schedule.audit import startup_audit
     from models.ctr_model import build_local_losses
 
-    batches = parts.train_loader.batches(position.epoch, position.epoch_step)
+    batches = parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True)
     batch = next(batches).to(machine.device)
     batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
     report = startup_audit(parts.model, parts.plan, build_local_losses(parts.config), batch, log)
@@ -244,6 +250,7 @@ def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine
         f"run folder {folder.path}",
         f"{datasets.train.num_rows:,} training rows (base rate {datasets.train.base_rate:.4f}), {held_out:,} held out; "
         f"data fingerprint {datasets.fingerprint[:12]}",
+        f"rows are {datasets.origin}",
         f"{len(config.towers)} towers, {len(detached)} detached; preset {config.schedule.preset}; {machine.name()}; "
         f"embeddings by {backend} ({reason})",
     ]
@@ -288,7 +295,9 @@ def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
         towers=towers,
         throughput=throughput,
         train=TrainSummary(steps=position.step, rows=position.rows, ne=ne),
-        data=DataSummary(fingerprint=datasets.fingerprint, unseen_share=datasets.unseen_share),
+        data=DataSummary(
+            fingerprint=datasets.fingerprint, unseen_share=datasets.unseen_share, bad_rows=datasets.bad_rows.count
+        ),
     )
 
 

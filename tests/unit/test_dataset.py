@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from data.dataset import Datasets, build_datasets, build_eval, load_features, unseen_remarks, unseen_shares
+from data.dataset import Datasets, build_datasets, build_eval, load_features
 from data.errors import DataError
 from data.loader import Loader
 from erase_rec.batch import Batch
@@ -65,6 +66,12 @@ def write_csv(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> s
 
 def rows_of(loader: Loader, epoch: int = 0) -> list[int]:
     return [row for batch in loader.batches(epoch) for row in batch.row_ids.tolist()]
+
+
+def lines_of(loader: Loader, epoch: int = 0) -> list[int]:
+    """The row's position in a file with a header, instead of that in its split."""
+    places = loader.locate(torch.tensor(rows_of(loader, epoch)))
+    return [int(place.rpartition(":")[2]) - 2 for place in places]
 
 
 def whole(loader: Loader) -> Batch:
@@ -295,7 +302,7 @@ def simple(tmp_path: Path, num_rows: int = 1000, **data: Any) -> Config:
 
 def test_held_out_rows_are_apart_and_teach_nothing(tmp_path: Path) -> None:
     datasets = build_datasets(simple(tmp_path, eval_fraction=0.2))
-    train, evaluation = rows_of(datasets.train), rows_of(evaluation_of(datasets))
+    train, evaluation = lines_of(datasets.train), lines_of(evaluation_of(datasets))
     assert sorted(train + evaluation) == list(range(1000))
     assert 150 < len(evaluation) < 250
     assert evaluation == sorted(evaluation), "held-out rows are not shuffled"
@@ -313,7 +320,9 @@ def test_saved_features_give_the_same_evaluation(tmp_path: Path) -> None:
     again = build_datasets(config, features=features)
     assert again.fingerprint == datasets.fingerprint
     assert rows_of(again.train, 3) == rows_of(datasets.train, 3)
-    for one, other in zip(evaluation_of(datasets).batches(0), build_eval(config, features).batches(0), strict=True):
+    for one, other in zip(
+        evaluation_of(datasets).batches(0), build_eval(config, features).loader.batches(0), strict=True
+    ):
         assert one.dense.equal(other.dense)
         assert one.sparse.values.equal(other.sparse.values)
         assert one.label.equal(other.label)
@@ -323,12 +332,11 @@ def test_other_files_are_evaluated_with_the_run_s_features(tmp_path: Path) -> No
     features = build_datasets(simple(tmp_path)).features
     other = write_csv(tmp_path / "other.csv", ["d", "c", "label"], [(499.5, "c3", 1), ("", "new", 0)])
     config = simple(tmp_path, eval=other)
-    loader = build_eval(config, features)
-    batch = whole(loader)
+    held_out = build_eval(config, features)
+    batch = whole(held_out.loader)
     assert batch.sparse.values.tolist() == [2 + 3, UNSEEN]
-    assert unseen_shares(config, loader) == ({"c": 0.5}, 0.5)
-    assert unseen_remarks({"c": 0.5}, 0.5) == ["50.0% of the held-out categorical values are unseen: c 50.0%"]
-    assert unseen_remarks({"c": math.nan}, math.nan) == []
+    assert (held_out.unseen_share_of, held_out.unseen_share) == ({"c": 0.5}, 0.5)
+    assert held_out.unseen_remarks() == ["50.0% of the held-out categorical values are unseen: c 50.0%"]
     assert batch.dense[0].item() == pytest.approx(0, abs=1e-6)
     with pytest.raises(DataError, match=r"data\.eval=PATH"):
         build_eval(simple(tmp_path), features)
@@ -359,10 +367,11 @@ def test_an_evaluation_file_without_rows_is_allowed(tmp_path: Path) -> None:
     assert math.isnan(datasets.unseen_share)
     assert datasets.unseen_share_of.keys() == {"c"}
     assert list(evaluation_of(datasets).batches(0)) == []
+    assert datasets.remarks() == []
 
 
 def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no rows to train on \(1 rows read, 1 of them held out\)"):
+    with pytest.raises(DataError, match=r"no rows to train on \(1 rows read, all of them held out\)"):
         build_datasets(simple(tmp_path, 1, eval_fraction=0.999999))
 
 

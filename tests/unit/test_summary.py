@@ -37,14 +37,14 @@ RESULT = EvalResult(
 
 def summary(result: EvalResult = RESULT) -> Summary:
     model, towers = summarize_eval(result)
-    throughput = Throughput(1.0, 2.0, 3.0, 2.5, steps=7, step_ms=1.0, data_wait_ms=0.0)
+    throughput = Throughput(1.0, 2.0, 3.0, 2.5, steps=7, step_ms=1.0, data_wait_ms=0.25)
     return Summary(
         status="completed",
         eval=model,
         towers=towers,
         throughput=ThroughputSummary.of(throughput, global_batch_size=64, ranks=2),
         train=TrainSummary(steps=9, rows=500, ne=0.85),
-        data=DataSummary(fingerprint="abc", unseen_share=0.01),
+        data=DataSummary(fingerprint="abc", unseen_share=0.01, bad_rows=4),
     )
 
 
@@ -73,6 +73,7 @@ def test_the_file_holds_the_documented_keys_and_null_for_undefined(tmp_path: Pat
         ".throughput.qps_p50": 2.0,
         ".throughput.qps_p90": 3.0,
         ".throughput.qps_mean": 2.5,
+        ".throughput.data_wait_share": 0.25,
         ".throughput.steps": 7,
         ".throughput.global_batch_size": 64,
         ".throughput.ranks": 2,
@@ -81,6 +82,7 @@ def test_the_file_holds_the_documented_keys_and_null_for_undefined(tmp_path: Pat
         ".train.ne": 0.85,
         ".data.fingerprint": "abc",
         ".data.unseen_share": 0.01,
+        ".data.bad_rows": 4,
     }
 
 
