@@ -156,13 +156,13 @@ def audit_prepared(folder: Path, whole: Path, rows: int) -> list[str]:
     texts = features.encodings[0].categories.to_pylist()  # type: ignore[attr-defined]
     found: list[str] = []
     for part in manifest["splits"]["train"]["parts"]:
-        table = pa.ipc.open_file(pa.memory_map(str(folder / part["file"]))).read_all()
+        table = pa.ipc.open_file(pa.memory_map(str(folder / part["file"]["name"]))).read_all()
         found += [texts[row - FIRST_ROW] for row in table[f"sparse/{ID}"].to_pylist()]
     if sorted(found) != [f"t{number:012d}" for number in range(rows)]:
         faults.append(f"{folder}: {len(found)} training rows, {len(set(found))} different ids, expected {rows}")
     for split, record in expected["splits"].items():
-        digests = [part["sha256"] for part in record["parts"]]
-        if [part["sha256"] for part in manifest["splits"][split]["parts"]] != digests:
+        digests = [part["file"]["sha256"] for part in record["parts"]]
+        if [part["file"]["sha256"] for part in manifest["splits"][split]["parts"]] != digests:
             faults.append(f"{folder}: {split} parts differ from those of an undisturbed preparation")
     if manifest["fingerprint"] != expected["fingerprint"]:
         faults.append(f"{folder}: another fingerprint than an undisturbed preparation")

@@ -1,0 +1,50 @@
+"""docs/data.md: its program that reads a prepared folder without this package does so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.synth import Spec, write_files
+from data.synth_rows import Synth
+
+NUM_ROWS = 2000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
+    """Holds ``prepared``, made from the first made-up rows."""
+    folder = tmp_path_factory.mktemp("page")
+    write_files(Spec(NUM_ROWS, 0, 1, "criteo"), folder, workers=1, on_rows=lambda rows: None)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "erase_rec", "prepare", "--config", str(checkout / "configs" / "ctr_criteo.yaml")),
+            *("--out", "prepared", "data.train=train-00000.tsv", "features.dense_defaults.transform=none"),
+        ],
+        cwd=folder,
+        check=True,
+        timeout=120,
+    )
+    return folder
+
+
+def test_the_reading_program(folder: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (checkout / "docs" / "data.md").read_text()
+    program = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "manifest" in block)
+    monkeypatch.chdir(folder)
+    found: dict[str, np.ndarray] = {}
+    exec(program, found)
+    block = Synth(1).block("train", 0, NUM_ROWS)
+    np.testing.assert_array_equal(found["lines"], np.arange(1, NUM_ROWS + 1))
+    np.testing.assert_array_equal(found["label"], block.label)
+    values = Synth(1).values[0][block.positions[0]]
+    np.testing.assert_array_equal(found["i1"], np.where(block.dense_missing[0], 0, values))
+    # As many rows as there are distinct categories seen twice or more, and unseen for the others.
+    counts = np.unique(block.names[0], return_counts=True)[1]
+    assert set(found["c1"]) - {1} == set(range(2, 2 + int((counts >= 2).sum())))
+    assert (found["c1"] == 1).sum() == (counts < 2).sum()
