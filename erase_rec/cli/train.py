@@ -102,7 +102,7 @@ def _resume(path: Path, overrides: list[str]) -> None:
         if key in FIXED or not key.startswith(RESUMABLE):
             raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
     folder = RunFolder.open(path)
-    config = load_config(str(folder.config), overrides, catalog=ContentCatalog()).config
+    config = _with_absolute_paths(load_config(str(folder.config), overrides, catalog=ContentCatalog())).config
     with join_ranks(config) as (world, machine):
         features = load_features(folder.features)
         datasets = build_datasets(config, features=features, rank=world.rank, world_size=world.size, pin=machine.pins)
