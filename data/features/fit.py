@@ -17,7 +17,7 @@ import pyarrow as pa
 from data.features.arrays_file import read_arrays, write_arrays
 from data.features.cells import FloatArray
 from data.features.columns import size_of
-from data.features.counts import CategoryCounts, Counted, Partitioned, frequent_categories
+from data.features.counts import MERGE_BYTES, CategoryCounts, Counted, Partitioned, frequent_categories
 from data.features.dense import Moments, Standard, moments_of
 from data.features.encoding import FILLED_ROW, FIRST_ROW, narrow_rows
 from data.features.fitted import Encoding, Features
@@ -88,8 +88,8 @@ def merge_fits(
     Args:
         config: of all parts.
         parts: what the chunks said, in their order; in memory, or where :meth:`FeaturesFit.write` stored it.
-        memory_bytes: how much merging a vocabulary may take, besides the vocabularies themselves; more makes several
-            passes over what is stored. None: what it needs.
+        memory_bytes: how much merging a vocabulary may take, besides the vocabularies themselves; where that is not
+            enough for all that is stored, several passes each merge a share of the texts. None: ``MERGE_BYTES``.
     """
     opened = [_opener(part) for part in parts]
     moments, touched = _merge_small(config, opened)
@@ -102,7 +102,8 @@ def merge_fits(
                 encodings.append(IdRange(size_of(feature)))
             case "vocabulary":
                 counts = [partial(_counts_of, part, position) for part in opened]
-                categories = frequent_categories(counts, feature.min_count, feature.num_embeddings, memory_bytes)
+                bound = MERGE_BYTES if memory_bytes is None else memory_bytes
+                categories = frequent_categories(counts, feature.min_count, feature.num_embeddings, bound)
                 encodings.append(Vocabulary.of(categories))
     standards = tuple(
         moments[position].finish() if position in moments else Standard() for position in range(len(config.dense))

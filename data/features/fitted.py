@@ -135,11 +135,11 @@ class Features:
                     "use the version that wrote it"
                 )
             arrays, _ = read_arrays(folder / ENCODINGS_FILE)
-        except (OSError, json.JSONDecodeError, pa.ArrowInvalid) as error:
+            config = FeaturesConfig.model_validate(state["features"])
+            standards = tuple(Standard(**moments) for moments in state["standards"])
+            encodings = tuple(_restore(feature, position, arrays) for position, feature in enumerate(config.sparse))
+        except (OSError, KeyError, json.JSONDecodeError, pa.ArrowInvalid) as error:
             raise DataError(f"{folder}: the fitted features cannot be read ({error}); start the run again") from error
-        config = FeaturesConfig.model_validate(state["features"])
-        standards = tuple(Standard(**moments) for moments in state["standards"])
-        encodings = tuple(_restore(feature, position, arrays) for position, feature in enumerate(config.sparse))
         return cls(config, standards, encodings)
 
 
