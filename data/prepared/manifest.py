@@ -100,7 +100,8 @@ class FeatureRecord(_Record):
         name: the columns are ``dense/NAME``, or ``sparse/NAME`` and perhaps ``weights/NAME``.
         kind: a number, one table row, or a bag of them.
         table_rows: rows of the embedding table: 0 is missing, 1 unseen, categories follow; null for a number.
-        seen: categories (of ``hash``: buckets) that training rows had; null where that is not known.
+        known: categories (of ``hash``: buckets) that training rows had often enough for a row of their own; null where
+            every row counts as known.
         cells: cells in the rows of ``data.train``, held out or not; an empty bag counts as one.
         missing: how many of them were missing.
         clipped: numbers clipped to float32's range; null for a category.
@@ -109,7 +110,7 @@ class FeatureRecord(_Record):
     name: str
     kind: Literal["dense", "single", "bag"]
     table_rows: int | None
-    seen: int | None
+    known: int | None
     cells: int
     missing: int
     clipped: int | None

@@ -181,7 +181,7 @@ class Tally:
                     name=feature.name,
                     kind="dense" if encoding is None else "bag" if bag else "single",
                     table_rows=None if encoding is None else encoding.table_rows,
-                    seen=None if encoding is None else _seen(encoding),
+                    known=None if encoding is None else _known(encoding),
                     cells=int(counts.cells[position]),
                     missing=int(counts.missing[position]),
                     clipped=clipped[position],
@@ -201,8 +201,8 @@ class Tally:
         )
 
 
-def _seen(encoding: Encoding) -> int | None:
-    """Categories, or buckets, that training rows had."""
+def _known(encoding: Encoding) -> int | None:
+    """Categories, or buckets, that are not unseen."""
     if isinstance(encoding, Vocabulary):
         return len(encoding.categories)
     if isinstance(encoding, HashBuckets):

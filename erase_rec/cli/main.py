@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from erase_rec import __version__
-from erase_rec.cli import audit, bench, evaluate, fetch, prepare, timeline, train
+from erase_rec.cli import audit, bench, evaluate, fetch, inspect, prepare, synth, timeline, train
 from erase_rec.errors import UserError
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("fetch")(fetch.command)
 app.command("prepare")(prepare.command)
+app.command("inspect")(inspect.command)
+app.command("synth")(synth.command)
 app.command("bench")(bench.command)
 app.command("audit")(audit.command)
 app.command("timeline")(timeline.command)
