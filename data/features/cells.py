@@ -200,6 +200,17 @@ def null_where_absent(texts: pa.Array, present: BoolArray) -> pa.Array:
     return type(texts).from_buffers(len(texts), offsets.slice(texts.offset * width), content, valid)
 
 
+def without_views(columns: pa.Table) -> pa.Table:
+    """The columns with large_string in the place of string_view, whose rows Arrow 26 cannot select."""
+    for position, kind in enumerate(columns.schema.types):
+        if is_plain_text(kind):
+            continue
+        plain = _without_views(columns.column(position), kind)
+        if plain is not None:
+            columns = columns.set_column(position, columns.schema.names[position], plain)
+    return columns
+
+
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """A column as one array; the dictionaries of its chunks are unified."""
     if not isinstance(column, pa.ChunkedArray):
@@ -210,6 +221,24 @@ def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 def shown(value: object) -> str:
     """A cell's value for a message, shortened."""
     return "" if value is None else str(value)[:SHOWN_CHARACTERS]
+
+
+def _without_views(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
+    """None: it has none."""
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    nested = pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not nested or not pa.types.is_string_view(kind.value_type):
+        return None
+    if not pa.types.is_dictionary(kind):
+        return column.cast(pa.large_list(pa.large_string()))
+    return pa.chunked_array(
+        [
+            pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(pa.large_string()))
+            for chunk in column.chunks
+        ],
+        pa.dictionary(kind.index_type, pa.large_string()),
+    )
 
 
 def _holds_numbers(kind: pa.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from data.bad_rows import BadRow, BadRows
 from data.block import Rows
 from data.errors import DataError
 from data.features.bags import BadWeightsError
-from data.features.cells import BadCellsError, BadColumnError, FloatArray, one_array, read_numbers, shown
+from data.features.cells import BadCellsError, BadColumnError, FloatArray, one_array, read_numbers, shown, without_views
 from data.features.columns import column_of, subject_of
 from data.features.label import read_labels
 from data.features.raw import RawRows, RawSparse
@@ -60,7 +61,8 @@ class _Reading:
     """Reads a block column by column; a bad row is left out of what was read and of what is still to be read."""
 
     def __init__(self, block: Block, bad: BadRows) -> None:
-        self._block, self._bad = block, bad
+        self._block = replace(block, columns=without_views(block.columns))
+        self._bad = bad
         self._found: list[tuple[BadRow, DataError]] = []
         self._dense: list[FloatArray] = []
         self._sparse: list[RawSparse] = []

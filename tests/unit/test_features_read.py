@@ -240,6 +240,21 @@ def test_the_first_bad_column_is_refused_under_the_policy_error() -> None:
         read(config, rows)
 
 
+@pytest.mark.parametrize("form", ["plain", "dictionary", "list"])
+def test_views_of_text_can_be_selected(form: str) -> None:
+    """Arrow has no kernel for it; files of other writers hold such columns."""
+    texts = pa.array(["a", None, "b"], pa.string_view())
+    column = {
+        "plain": texts,
+        "dictionary": texts.dictionary_encode(),
+        "list": pa.array([["a"], None, ["b"]], pa.list_(pa.string_view())),
+    }[form]
+    config = features_config({"name": "c", "encoding": "vocabulary", "multi_valued": form == "list"})
+    raw = read(config, block(c=column, label=["1", "x", "0"]), bad=BadRows("skip"), extra=["c"])
+    assert raw.select(np.array([False, True])).extra["c"].to_pylist() == [["b"] if form == "list" else "b"]
+    assert raw.sparse[0].count_missing() == 0
+
+
 def test_a_block_of_bad_rows_only_leaves_none() -> None:
     config, rows = messy()
     keep = np.zeros(9, dtype=np.bool_)
