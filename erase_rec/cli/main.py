@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from erase_rec import __version__
-from erase_rec.cli import audit, bench, evaluate, fetch, inspect, prepare, synth, timeline, train
+from erase_rec.cli import audit, bench, compare, evaluate, fetch, inspect, prepare, synth, timeline, train
 from erase_rec.errors import UserError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
+app.command("compare")(compare.command)
 app.command("fetch")(fetch.command)
 app.command("prepare")(prepare.command)
 app.command("inspect")(inspect.command)
