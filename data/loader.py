@@ -131,7 +131,9 @@ class Loader:
     def _make(self, share: _Share) -> tuple[list[Batch], bool]:
         """The batches of a share, and whether the last is whole."""
         window = share.window
-        blocks = [self.store.read(block) for block in window.blocks.tolist()]
+        # In file order: a part of a Parquet row group is decoded from where the part before it ended.
+        read = {block: self.store.read(block) for block in sorted(window.blocks.tolist())}
+        blocks = [read[block] for block in window.blocks.tolist()]
         rows = ragged_positions(share.starts, share.sizes)
         order = window.order()
         rows = rows if order is None else order[rows]

@@ -284,6 +284,23 @@ def test_so_many_windows_are_made_ahead() -> None:
         assert store.reads <= 9 + workers
 
 
+def test_a_window_s_blocks_are_read_in_file_order() -> None:
+    """Whatever the order in which their rows come: a row group is read from its start."""
+    read: list[int] = []
+
+    class NotingStore(MemoryStore):
+        def read(self, block: int) -> EncodedBlock:
+            read.append(block)
+            return super().read(block)
+
+    store = NotingStore([make_block(10, first=10 * number) for number in range(12)])
+    list(make_loader(store, 10, window=40).batches(0))
+    assert read != sorted(read)
+    assert [sorted(read[start : start + 4]) for start in range(0, 12, 4)] == [
+        read[start : start + 4] for start in range(0, 12, 4)
+    ]
+
+
 def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
     started = threading.Event()
 
