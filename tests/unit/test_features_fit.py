@@ -294,6 +294,10 @@ def test_unreadable_saved_features_are_named(tmp_path: Path) -> None:
         (tmp_path / ENCODINGS_FILE).write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read"):
             Features.load(tmp_path)
+    fit(features_config({"name": "c", "encoding": "vocabulary"})).save(tmp_path / "other")
+    (tmp_path / "other" / ENCODINGS_FILE).rename(tmp_path / ENCODINGS_FILE)
+    with pytest.raises(DataError, match="cannot be read"):
+        Features.load(tmp_path)
     (tmp_path / STATE_FILE).write_text('{"format": 99}')
     with pytest.raises(DataError, match="format 99, this version reads 2"):
         Features.load(tmp_path)
