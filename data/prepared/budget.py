@@ -1,4 +1,4 @@
-"""How much disk and memory a preparation takes, from a sample: a worker reads the first chunk and writes nothing."""
+"""How much disk and memory a preparation takes, from a sample: a worker reads one chunk and writes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORKER_BYTES = 110 * MIB
 
 @dataclass(frozen=True)
 class SampleTask:
-    """The first chunk of the training files."""
+    """A chunk of the training files."""
 
     reading: Reading
     chunk: Chunk
@@ -39,7 +39,7 @@ class SampleTask:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the first chunk took.
+    """What a chunk took.
 
     Attributes:
         rows: readable rows.
@@ -120,7 +120,7 @@ def estimate_disk(sample: Sample, input_bytes: int, workers: int) -> Disk:
     """Scales a sample to the whole input.
 
     Args:
-        sample: of its first chunk.
+        sample: of one of its chunks.
         input_bytes: of the whole input.
         workers: that share the work.
     """

@@ -110,7 +110,7 @@ def prepare(config: Config, folder: Path, options: Options, report: Report) -> M
 
 
 def dry_run(config: Config, folder: Path, options: Options, report: Report) -> Disk:
-    """Says what :func:`prepare` would take, from the first chunk; writes nothing.
+    """Says what :func:`prepare` would take, from one chunk; writes nothing.
 
     Raises:
         DataError: the data cannot be read as configured, or disk or memory do not suffice.
@@ -165,12 +165,13 @@ class _Preparation:
         return manifest
 
     def estimate(self) -> tuple[Disk, Sample, Memory]:
-        """Reads the first chunk, says what all will take, and refuses what cannot fit."""
+        """Reads a chunk, says what all will take, and refuses what cannot fit."""
         train = self._inputs["train"]
-        chunk = next(iter(train.source.chunks()), None)
-        if chunk is None:
+        chunks = list(itertools.islice(train.source.chunks(), 3))
+        if not chunks:
             raise DataError("data.train: there are no rows to train on")
-        (sample,) = self._pool.in_order(take_sample, [SampleTask(train.reading, chunk)])
+        # The bytes of a file's first chunk count what was read ahead, too, and the last one is short.
+        (sample,) = self._pool.in_order(take_sample, [SampleTask(train.reading, chunks[len(chunks) // 3])])
         memory = share_memory(self._options.memory_bytes, self._options.workers, main_bytes=peak_bytes(), sample=sample)
         total = sum(each.source.num_bytes() for each in self._inputs.values())
         disk = estimate_disk(sample, total, memory.workers)
