@@ -146,3 +146,4 @@ def test_the_table_shows_each_tower_the_model_and_the_speed() -> None:
     assert re.search(r"cross\s+│\s+-\s+│\s+0\.70000", text)
     assert re.search(r"model\s+│\s+0\.80000\s+│\s+-", text)
     assert "QPS mean 2, p10 1, p50 2, p90 3 over 7 steps of 64 rows" in " ".join(text.split())
+    assert "25.0% of the time waiting for data" in " ".join(text.split())
