@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # these load torch, which the command line does only after it was checked
+    import pandas as pd
+
     from data.dataset import Datasets
     from erase_rec.cli.assembly import Machine
     from erase_rec.config.load import LoadedConfig
@@ -53,14 +56,40 @@ def command(
             _resume(resume, overrides or [])
         else:
             assert config is not None
-            _start(config, overrides or [])
+            from data.dataset import build_datasets
+
+            _start(config, overrides or [], build_datasets)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _start(name: str, overrides: list[str]) -> None:
+def train_frames(
+    name: str, train: pd.DataFrame, eval: pd.DataFrame | None = None, overrides: Sequence[str] = ()
+) -> Path:
+    """Trains on DataFrames as ``erase-rec train`` does on files, with the same run folder.
+
+    Args:
+        name: a configuration file whose ``data.kind`` is ``pandas``, or becomes it by an override.
+        train: training rows; those that ``data.split`` and ``data.eval_fraction`` name are held out.
+        eval: rows to evaluate; None: those held out of ``train``, if any.
+        overrides: ``key=value`` texts.
+
+    Returns:
+        The run folder; its ``summary.json`` is what the run came to. It cannot be resumed, since it holds no rows.
+
+    Raises:
+        UserError: the configuration or the frames are not as they must be.
+    """
+    from data.frames import from_pandas
+
+    def build(config: Config, **options: Any) -> Datasets:
+        return from_pandas(config, train, eval, **options)
+
+    return _start(name, overrides, build).path
+
+
+def _start(name: str, overrides: Sequence[str], build: Callable[..., Datasets]) -> RunFolder:
     """A new run. Its folder is made once the data have been read, so that a mistake leaves none behind."""
-    from data.dataset import build_datasets
     from erase_rec import environment
     from erase_rec.cli.assembly import ContentCatalog, join_ranks
     from erase_rec.config.load import load_config
@@ -69,7 +98,7 @@ def _start(name: str, overrides: list[str]) -> None:
     config = loaded.config
     with join_ranks(config) as (world, machine):
         folder = _choose_folder(loaded, world)
-        datasets = build_datasets(config, rank=world.rank, world_size=world.size, pin=machine.pins)
+        datasets = build(config, rank=world.rank, world_size=world.size, pin=machine.pins)
         if world.is_first:
             folder.make()
             datasets.features.save(folder.features)
@@ -77,6 +106,7 @@ def _start(name: str, overrides: list[str]) -> None:
             record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint}
             folder.write_environment(environment.describe() | record | {"seed": str(config.seed)})
         _run(config, folder, datasets, machine, world, start=None, notes=[])
+    return folder
 
 
 def _choose_folder(loaded: LoadedConfig, world: World) -> RunFolder:
