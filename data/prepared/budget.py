@@ -25,6 +25,8 @@ MARGIN = 1.25
 """Chunks differ: a later one may take so much more than the sample."""
 MERGE_BYTES = 64 * MIB
 """Merging vocabularies and comparing row ids gets at least so much."""
+MAIN_BYTES = 64 * MIB
+"""What the main process comes to need beside what it has, and the tracker that multiprocessing runs beside it."""
 WORKER_BYTES = 110 * MIB
 """A worker before its first chunk: the interpreter, numpy and Arrow."""
 
@@ -144,7 +146,7 @@ def share_memory(memory_bytes: int, wanted: int, *, main_bytes: int, sample: Sam
     Args:
         memory_bytes: bound on all processes together.
         wanted: workers asked for.
-        main_bytes: most memory of the main process so far.
+        main_bytes: memory of the main process now.
         sample: what a chunk took.
         features_bytes: fitted features, which every worker maps; 0 while nothing is fitted.
 
@@ -154,7 +156,7 @@ def share_memory(memory_bytes: int, wanted: int, *, main_bytes: int, sample: Sam
     in_flight = GROUP_CHUNKS * sample.task_bytes
     a_worker = round(sample.peak_bytes * MARGIN) + 2 * in_flight + features_bytes
     a_worker_in_main = 2 * in_flight  # one group that waits, one on its way
-    fixed = main_bytes + in_flight + MERGE_BYTES
+    fixed = main_bytes + MAIN_BYTES + in_flight + MERGE_BYTES
     workers = min(wanted, (memory_bytes - fixed) // (a_worker + a_worker_in_main))
     if workers < 1:
         needed = -(-(fixed + a_worker + a_worker_in_main) // (16 * MIB)) * 16
@@ -168,11 +170,21 @@ def share_memory(memory_bytes: int, wanted: int, *, main_bytes: int, sample: Sam
 
 def peak_bytes() -> int:
     """Most memory that this process ever had."""
+    return _status("VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now, or had once where the system does not say."""
+    return _status("VmRSS:") or peak_bytes()
+
+
+def _status(name: str) -> int:
+    """A size that Linux tells of this process, in bytes; 0 elsewhere."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:  # no Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) * 1024
 
 
 def _block_bytes(block: EncodedBlock) -> int:

@@ -28,7 +28,7 @@ from data.prepared.budget import (
     SampleTask,
     estimate_disk,
     first_workers,
-    peak_bytes,
+    resident_bytes,
     share_memory,
     take_sample,
 )
@@ -172,7 +172,8 @@ class _Preparation:
             raise DataError("data.train: there are no rows to train on")
         # The bytes of a file's first chunk count what was read ahead, too, and the last one is short.
         (sample,) = self._pool.in_order(take_sample, [SampleTask(train.reading, chunks[len(chunks) // 3])])
-        memory = share_memory(self._options.memory_bytes, self._options.workers, main_bytes=peak_bytes(), sample=sample)
+        options = self._options
+        memory = share_memory(options.memory_bytes, options.workers, main_bytes=resident_bytes(), sample=sample)
         total = sum(each.source.num_bytes() for each in self._inputs.values())
         disk = estimate_disk(sample, total, memory.workers)
         free = shutil.disk_usage(_existing(self._folder)).free
@@ -183,8 +184,8 @@ class _Preparation:
             f"{more} more on the way; {left} are free"
         )
         self._report.say(
-            f"{memory.workers} of {self._options.workers} workers fit into "
-            f"{self._options.memory_bytes / MIB:,.0f} MiB of memory; about {duration_in_words(disk.seconds)}"
+            f"{memory.workers} of {options.workers} workers fit into {options.memory_bytes / MIB:,.0f} MiB of memory; "
+            f"about {duration_in_words(disk.seconds)}"
         )
         needed = disk.part_bytes + disk.spill_bytes - _used(self._folder)
         if needed > free:
@@ -266,7 +267,7 @@ class _Preparation:
         memory = share_memory(
             self._options.memory_bytes,
             self._pool.size,
-            main_bytes=peak_bytes(),
+            main_bytes=resident_bytes(),
             sample=sample,
             features_bytes=mapped,
         )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.prepared.budget import GROUP_CHUNKS, MARGIN, MERGE_BYTES, MIB, Sample, estimate_disk, share_memory
+from data.prepared.budget import GROUP_CHUNKS, MAIN_BYTES, MARGIN, MERGE_BYTES, MIB, Sample, estimate_disk, share_memory
 from data.prepared.words import duration_in_words, size_in_words
 from erase_rec.cli.prepare import read_size
 from erase_rec.errors import UserError
@@ -39,7 +39,7 @@ def test_all_processes_together_stay_below_the_bound(bound: int, wanted: int, pe
     assert 1 <= memory.workers <= wanted
     assert memory.merge_bytes >= MERGE_BYTES
     in_flight = GROUP_CHUNKS * task_bytes * (1 + 4 * memory.workers)
-    assert main + memory.workers * peak * MIB * MARGIN + in_flight + memory.merge_bytes <= bound * MIB + 64
+    assert main + MAIN_BYTES + memory.workers * peak * MIB * MARGIN + in_flight + memory.merge_bytes <= bound * MIB + 64
 
 
 @given(st.integers(1, 2000), st.integers(0, 3000))
