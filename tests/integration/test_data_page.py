@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,14 +38,16 @@ def test_the_reading_program(folder: Path, checkout: Path, monkeypatch: pytest.M
     page = (checkout / "docs" / "data.md").read_text()
     program = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "manifest" in block)
     monkeypatch.chdir(folder)
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, Any] = {}
     exec(program, found)
     block = Synth(1).block("train", 0, NUM_ROWS)
     np.testing.assert_array_equal(found["lines"], np.arange(1, NUM_ROWS + 1))
     np.testing.assert_array_equal(found["label"], block.label)
     values = Synth(1).values[0][block.positions[0]]
     np.testing.assert_array_equal(found["i1"], np.where(block.dense_missing[0], 0, values))
-    # As many rows as there are distinct categories seen twice or more, and unseen for the others.
-    counts = np.unique(block.names[0], return_counts=True)[1]
-    assert set(found["c1"]) - {1} == set(range(2, 2 + int((counts >= 2).sum())))
-    assert (found["c1"] == 1).sum() == (counts < 2).sum()
+    names, counts = np.unique(block.names[0], return_counts=True)
+    often = {f"{name:08x}": count for name, count in zip(names, counts, strict=True) if count >= 2}
+    categories = found["categories"].to_pylist()
+    assert categories == sorted(often, key=lambda text: (-often[text], text))
+    shown = ["unseen" if row == 1 else categories[row - 2] for row in found["c1"]]
+    assert shown == [text if (text := f"{name:08x}") in often else "unseen" for name in block.names[0]]
