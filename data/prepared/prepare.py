@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 
 from data.bad_rows import BadRow
 from data.errors import DataError
-from data.features.fit import merge_fits
 from data.features.fitted import Features
 from data.leaks import IdRun, Repeats, find_repeats
 from data.prepared.budget import (
@@ -40,7 +39,7 @@ from data.prepared.pool import WorkerPool
 from data.prepared.records import GroupRecord, Published
 from data.prepared.tally import Tally
 from data.prepared.words import duration_in_words, size_in_words
-from data.prepared.work import SPLITS, WORK, EncodeTask, ReadTask, encode_group, read_group
+from data.prepared.work import SPLITS, WORK, EncodeTask, MergeTask, ReadTask, encode_group, merge_features, read_group
 from data.quarantine import FILE as QUARANTINE
 from data.quarantine import write_quarantine
 from data.sources.source import Split
@@ -235,11 +234,12 @@ class _Preparation:
         done = _Fitted.find(note)
         if done is not None and all(file.is_whole(self._folder) for file in done.files):
             return done.files
-        fits = [self._folder / group.fit.name for group in self._tally.groups if group.fit is not None]
+        fits = tuple(group.fit.name for group in self._tally.groups if group.fit is not None)
         unfinished = self._folder / WORK / FEATURES
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.rmtree(place, ignore_errors=True)
-        merge_fits(self._config.features, fits, memory.merge_bytes).save(unfinished)
+        task = MergeTask(self._folder, self._config.features, fits, unfinished, memory.merge_bytes)
+        list(self._pool.in_order(merge_features, [task]))
         unfinished.replace(place)
         files = [FileRecord.of(self._folder, f"{FEATURES}/{path.name}") for path in sorted(place.iterdir())]
         _Fitted(files=files).publish(note)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+import pyarrow as pa
+
 from data.bad_rows import BadRows
 from data.errors import DataError
 from data.features.cells import BadColumnError, FloatArray
-from data.features.fit import FeaturesFit
+from data.features.fit import FeaturesFit, merge_fits
 from data.features.fitted import Features, encode_training, needs_fit
 from data.features.raw import CellCounts, RawRows, count_cells
 from data.features.raw_file import read_raw, write_raw
@@ -28,7 +30,7 @@ from data.prepared.records import FIT, IDS, RAW, BadRowRecord, EncodedRecord, Gr
 from data.reading import Reading
 from data.sources.source import Chunk, Split, Unit
 from data.split import split_column, times
-from erase_rec.config.schema import DataConfig
+from erase_rec.config.schema import DataConfig, FeaturesConfig
 
 WORK = ".work"
 SPLITS: tuple[Split, Split] = ("train", "eval")
@@ -86,6 +88,25 @@ class EncodeTask:
     first_file: int
 
 
+@dataclass(frozen=True)
+class MergeTask:
+    """The fits of all groups.
+
+    Attributes:
+        folder: the prepared folder.
+        config: the features, defaults filled in.
+        fits: files in the order of the groups.
+        place: folder for the fitted features.
+        memory_bytes: how much merging a vocabulary may take.
+    """
+
+    folder: Path
+    config: FeaturesConfig
+    fits: tuple[str, ...]
+    place: Path
+    memory_bytes: int
+
+
 def part_name(split: Split, number: int) -> str:
     """A part file's name in the folder."""
     return f"{split}/part-{number:05d}.arrow"
@@ -103,6 +124,18 @@ def read_group(task: ReadTask) -> GroupRecord:
         DataError: rows cannot be read, or files cannot be written.
     """
     return _finished_group(task) or _Group(task).read()
+
+
+def merge_features(task: MergeTask) -> None:
+    """Fits the features and saves them; in a worker, since a process keeps the memory that it once needed.
+
+    Raises:
+        DataError: files cannot be written.
+    """
+    with writing(task.folder):
+        fits = [task.folder / name for name in task.fits]
+        merge_fits(task.config, fits, task.memory_bytes).save(task.place)
+    pa.default_memory_pool().release_unused()
 
 
 def encode_group(task: EncodeTask) -> EncodedRecord:
