@@ -19,19 +19,20 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 
 
-def publish_text(path: Path, text: str) -> None:
-    """Writes beside the place, waits for the disk and renames."""
+def publish_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Writes beside the place and renames; with ``sync`` it waits for the disk before that."""
     partial = partial_of(path)
     with partial.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
-        os.fsync(stream.fileno())
+        if sync:
+            os.fsync(stream.fileno())
     partial.replace(path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Waits until the names of a folder's files are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Waits until a file's content, or the names of a folder's files, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

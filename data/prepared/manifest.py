@@ -8,13 +8,14 @@ are held out; ``quarantine.jsonl`` where bad rows were put aside.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data.errors import DataError
-from data.prepared.files import digest_of, publish_text
+from data.prepared.files import digest_of, publish_text, sync_path
 from data.quarantine import FILE as QUARANTINE
 
 FORMAT = "erase-rec prepared"
@@ -178,8 +179,19 @@ class Manifest(_Record):
     made: dict[str, str]
 
     def write(self, folder: Path) -> None:
-        """Makes the folder a prepared one: the file appears whole and on the disk."""
-        publish_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+        """Makes the folder a prepared one, on the disk: first all that the manifest names, then the manifest."""
+        for file in self.all_files():
+            sync_path(folder / file.name)
+        for name in {str(Path(file.name).parent) for file in self.all_files()}:
+            sync_path(folder / name)
+        publish_text(folder / FILE, self.model_dump_json(indent=1) + "\n", sync=True)
+        sync_path(folder)
+
+    def all_files(self) -> Iterator[FileRecord]:
+        """Everything with a checksum."""
+        yield from self.fitted
+        for split in self.splits.values():
+            yield from (part.file for part in split.parts)
 
     def conclusion(self, folder: Path) -> list[str]:
         """What was prepared, a line each."""

@@ -14,7 +14,6 @@ Columns, in this order, none of them nullable:
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,9 +98,9 @@ class PartWriter:
 
 @contextmanager
 def part_writer(path: Path, features: FeaturesConfig) -> Iterator[PartWriter]:
-    """A writer whose file appears at ``path``, whole and on the disk, when the block ends without an error.
+    """A writer whose file appears at ``path`` when the block ends without an error; without a block none does.
 
-    Without a block no file appears.
+    It does not wait for the disk: what a crash of the machine took is found by the checksum and written again.
     """
     partial = partial_of(path)
     try:
@@ -109,7 +108,6 @@ def part_writer(path: Path, features: FeaturesConfig) -> Iterator[PartWriter]:
             writer = PartWriter(_HashingFile(stream), features)
             yield writer
             writer.close()
-            os.fsync(stream.fileno())
         if writer.info.block_rows:
             partial.replace(path)
     finally:

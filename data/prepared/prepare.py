@@ -31,7 +31,7 @@ from data.prepared.budget import (
     share_memory,
     take_sample,
 )
-from data.prepared.files import sync_folder, writing
+from data.prepared.files import writing
 from data.prepared.lock import locked
 from data.prepared.manifest import FEATURES, FileRecord, Manifest
 from data.prepared.plan import Input, Plan, open_inputs
@@ -154,13 +154,9 @@ class _Preparation:
         with writing(self._folder):
             if self._config.data.bad_rows == "quarantine" and self._tally.num_bad:
                 write_quarantine(self._folder / QUARANTINE, self._bad_rows())
-            for name in (*SPLITS, FEATURES, "."):
-                if (self._folder / name).is_dir():
-                    sync_folder(self._folder / name)
             features = Features.load(self._folder / FEATURES)
             manifest = self._tally.manifest(self._inputs, features, fitted, repeats, self._options.command)
             manifest.write(self._folder)
-            sync_folder(self._folder)
         return manifest
 
     def estimate(self) -> tuple[Disk, Sample, Memory]:

@@ -153,7 +153,7 @@ def open_prepared(folder: Path, config: Config) -> Prepared:
 
 def damaged(folder: Path, manifest: Manifest) -> Iterator[FileRecord]:
     """Files that are missing or not as they were written; reads all of them."""
-    files = [*manifest.fitted, *(part.file for split in manifest.splits.values() for part in split.parts)]
+    files = list(manifest.all_files())
     whole = in_order(lambda file: file.is_whole(folder), files, workers=os.cpu_count() or 1, name="verify")
     yield from (file for file, is_whole in zip(files, whole, strict=True) if not is_whole)
 
