@@ -47,6 +47,7 @@ HASH = (
 VOCABULARY = ("features.sparse_defaults.encoding=vocabulary", "features.sparse_defaults.min_count=10")
 PARQUET = ("data.kind=parquet", "data.label.column=label")
 BATCH_ROWS = 4096
+ENGINES = ("Arrow, runs of 1 MiB", "Arrow, runs of 8 MiB", "polars", "DuckDB")
 START_ROWS = 1000
 START = f"prepare, hash, {START_ROWS:,} rows"
 
@@ -136,20 +137,14 @@ def fuxictr(python: Path, source: Path, rows: int, folder: Path) -> Contestant:
     return Contestant(f"FuxiCTR {version.stdout.strip()}", measure)
 
 
-def engines(python: Path, source: Path) -> list[Contestant]:
-    """The parsers: one process measures them all, so the first does so for its neighbours."""
-    found: dict[str, float | str] = {}
+def engine(python: Path, name: str, source: Path) -> Contestant:
+    """A parser of ``parse_engines.py``."""
 
-    def measure_of(name: str, first: bool) -> Callable[[], float]:
-        def measure() -> float:
-            if first or not found:
-                found.update(peer(python, "parse_engines.py", "--input", str(source)))
-            return float(found[name])
+    def measure() -> float:
+        found = peer(python, "parse_engines.py", "--input", str(source), "--engine", name)
+        return float(found["rows"]) / float(found["s"])
 
-        return measure
-
-    found.update(peer(python, "parse_engines.py", "--input", str(source)))
-    return [Contestant(f"parse: {name}", measure_of(name, index == 0)) for index, name in enumerate(list(found))]
+    return Contestant(f"parse: {name}", measure)
 
 
 def datasets(*overrides: str) -> Datasets:
@@ -198,7 +193,7 @@ def contestants(
         prepared("prepare, hash", text, rows, folder / "hash", workers, HASH),
         prepared("prepare, vocabulary 10", text, rows, folder / "vocabulary", workers, VOCABULARY),
         *(fuxictr(python, text, rows, folder / f"peer-{index}") for index, python in enumerate(peers)),
-        *(engines(engines_python, text) if engines_python else []),
+        *(engine(engines_python, name, text) for name in ENGINES if engines_python is not None),
     ]
     big = folder / "big"
     prepare(big, workers, f"data.train={parquet}", *PARQUET, *HASH)
