@@ -16,7 +16,7 @@ from data.prepared.manifest import FEATURES, FILE, VERSION, InputRecord, Manifes
 from data.prepared.work import SPLITS, WORK
 from data.quarantine import FILE as QUARANTINE
 from data.reading import Reading, open_eval, open_train
-from data.sources.source import Source, Split
+from data.sources.source import Source, Split, positions_of
 from erase_rec import __version__
 from erase_rec.config.schema import Config
 
@@ -41,7 +41,7 @@ class Input:
 
 
 def open_inputs(config: Config) -> dict[Split, Input]:
-    """The sources that ``config`` names; reads headers at most.
+    """The sources that ``config`` names; reads no more than headers.
 
     Raises:
         DataError: files are missing, or the label's column is not known.
@@ -50,19 +50,24 @@ def open_inputs(config: Config) -> dict[Split, Input]:
     sources: dict[Split, Source | None] = {"train": open_train(config), "eval": open_eval(config)}
     for split, source in sources.items():
         if source is not None:
-            files = [
-                InputRecord(name=file.name, num_bytes=file.num_bytes, version=file.version) for file in source.inputs()
-            ]
-            made_up = InputRecord(
-                name=f"made-up {split} rows", num_bytes=source.num_bytes(), version=source.fingerprint()
-            )
+            reading, files = Reading.of(config, source, split), _files_of(source, split)
+            # Now: the evaluation files' turn comes when the others were read.
+            positions_of(reading.columns, source.columns(), files[0].name)
             inputs[split] = Input(
                 source=source,
-                reading=Reading.of(config, source, split),
-                files=files or [made_up],
+                reading=reading,
+                files=files,
                 first_file=sum(len(each.files) for each in inputs.values()),
             )
     return inputs
+
+
+def _files_of(source: Source, split: Split) -> list[InputRecord]:
+    """What a source reads; for rows that are made up, what they are made from."""
+    files = source.inputs()
+    if not files:
+        return [InputRecord(name=f"made-up {split} rows", num_bytes=source.num_bytes(), version=source.fingerprint())]
+    return [InputRecord(name=file.name, num_bytes=file.num_bytes, version=file.version) for file in files]
 
 
 @dataclass(frozen=True)

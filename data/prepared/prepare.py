@@ -165,6 +165,10 @@ class _Preparation:
         chunks = list(itertools.islice(train.source.chunks(), 3))
         if not chunks:
             raise DataError("data.train: there are no rows to train on")
+        if "eval" in self._inputs:
+            next(
+                iter(self._inputs["eval"].source.chunks()), None
+            )  # a mistake in these files must not wait for their turn
         # The bytes of a file's first chunk count what was read ahead, too, and the last one is short.
         (sample,) = self._pool.in_order(take_sample, [SampleTask(train.reading, chunks[len(chunks) // 3])])
         options = self._options

@@ -14,18 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
+from prepared_cases import Silent, assert_same_rows, run
 
-from data.dataset import Datasets, build_datasets
 from data.errors import DataError
-from data.loader import Loader
 from data.prepared.lock import locked
 from data.prepared.manifest import Manifest
 from data.prepared.prepare import Options, dry_run, prepare
 from data.sources import text_file
 from erase_rec.config.schema import Config
 
-GIB = 1 << 30
 ROWS = 2000
 FEATURES: dict[str, Any] = {
     "hash": {
@@ -96,35 +93,6 @@ def config_of(features: str, train: Path | str, **data: Any) -> Config:
     )
 
 
-class Silent:
-    """A report that keeps what it is told, and stops the preparation at a given event."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.lines: list[str] = []
-        self.events = 0
-        self._stop_at = stop_at
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-    def start(self, name: str, total: int) -> None:
-        self._count()
-
-    def advance(self, amount: int, rows: int) -> None:
-        self._count()
-
-    def _count(self) -> None:
-        self.events += 1
-        if self.events == self._stop_at:
-            raise KeyboardInterrupt
-
-
-def run(
-    config: Config, folder: Path, *, workers: int = 1, force: bool = False, report: Silent | None = None
-) -> Manifest:
-    return prepare(config, folder, Options(workers, GIB, force=force), report or Silent())
-
-
 def digests(folder: Path) -> dict[str, str]:
     """Every file's content, but for how the manifest was made."""
     found = {}
@@ -135,34 +103,6 @@ def digests(folder: Path) -> dict[str, str]:
                 content = json.dumps(json.loads(content) | {"made": None}).encode()
             found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
     return found
-
-
-def assert_same_batches(found: Loader | None, expected: Loader | None, epochs: int) -> None:
-    assert (found is None) == (expected is None)
-    if found is None or expected is None:
-        return
-    assert (found.num_rows, found.base_rate) == (expected.num_rows, expected.base_rate)
-    for epoch in range(epochs):
-        for one, other in zip(found.batches(epoch), expected.batches(epoch), strict=True):
-            assert torch.equal(one.dense, other.dense)
-            assert torch.equal(one.label, other.label)
-            assert torch.equal(one.row_ids, other.row_ids)
-            assert torch.equal(one.sparse.values, other.sparse.values)
-            assert torch.equal(one.sparse.lengths, other.sparse.lengths)
-            weights = (one.sparse.weights, other.sparse.weights)
-            assert weights == (None, None) or torch.equal(*weights)  # type: ignore[arg-type]
-            assert found.locate(one.row_ids) == expected.locate(other.row_ids)
-
-
-def assert_same(found: Datasets, expected: Datasets) -> None:
-    assert_same_batches(found.train, expected.train, 2)
-    assert_same_batches(found.eval, expected.eval, 1)
-    assert found.fingerprint == expected.fingerprint
-    assert found.missing_share == expected.missing_share
-    assert found.num_clipped == expected.num_clipped
-    assert found.unseen_share_of == pytest.approx(expected.unseen_share_of, nan_ok=True)
-    assert found.table_rows == expected.table_rows
-    assert (found.bad_rows.count, found.bad_rows.reasons) == (expected.bad_rows.count, expected.bad_rows.reasons)
 
 
 SPLITS: dict[str, dict[str, Any]] = {
@@ -182,9 +122,7 @@ def test_prepared_rows_are_those_of_memory(log: Path, tmp_path: Path, features: 
     manifest = run(config, tmp_path / "out")
     assert len(manifest.splits["train"].parts) > 2, "several groups"
     assert not (tmp_path / "out" / ".work").exists()
-    prepared = config_of(features, "", shuffle_window=300, prepared=str(tmp_path / "out"), **SPLITS[split])
-    prepared = prepared.model_copy(update={"data": prepared.data.model_copy(update={"train": ()})})
-    assert_same(build_datasets(prepared), build_datasets(config))
+    assert_same_rows(config, tmp_path / "out")
 
 
 def test_files_for_evaluation_and_several_files(log: Path, tmp_path: Path) -> None:
@@ -196,8 +134,7 @@ def test_files_for_evaluation_and_several_files(log: Path, tmp_path: Path) -> No
     assert manifest.bad_rows.count == 8
     assert manifest.rows_read == 1200
     assert manifest.splits["eval"].rows == 298
-    prepared = config.model_copy(update={"data": config.data.model_copy(update={"prepared": str(tmp_path / "out")})})
-    assert_same(build_datasets(prepared), build_datasets(config))
+    assert_same_rows(config, tmp_path / "out")
 
 
 def test_nothing_depends_on_the_number_of_workers(log: Path, tmp_path: Path) -> None:
@@ -354,6 +291,14 @@ def test_rows_are_stored_with_the_time_that_splits_them(log: Path, tmp_path: Pat
         assert pa.concat_tables(parts)["time"].to_pylist() == list(expected)
 
 
+def test_a_mistake_in_the_evaluation_files_does_not_wait_for_their_turn(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,c\n1,2\n")
+    config = config_of("hash", log, eval=str(tmp_path / "a.csv"))
+    with pytest.raises(DataError, match=r"a\.csv: column 'x' not found"):
+        run(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_to_train_on_is_an_error(log: Path, tmp_path: Path) -> None:
     config = config_of("hash", log, split={"by": "time", "column": "at", "since": "5"})
     with pytest.raises(DataError, match=r"data\.train: no rows to train on \(2000 rows read"):
@@ -362,7 +307,7 @@ def test_nothing_to_train_on_is_an_error(log: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(log: Path, tmp_path: Path) -> None:
     report = Silent()
-    disk = dry_run(config_of("hash", log, eval_fraction=0.2), tmp_path / "out", Options(2, GIB), report)
+    disk = dry_run(config_of("hash", log, eval_fraction=0.2), tmp_path / "out", Options(2, 1 << 30), report)
     assert not (tmp_path / "out").exists()
     assert disk.rows == pytest.approx(ROWS, rel=0.1)
     manifest = run(config_of("hash", log, eval_fraction=0.2), tmp_path / "out")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prepared_cases import run
 
 from data.errors import DataError
 from data.inspection import BINS, STATE_FLOATS, inspect
@@ -17,7 +18,6 @@ from data.inspection_page import write_page
 from data.inspection_tables import remarks_of, tables_of
 from data.prepared import store as store_module
 from data.prepared.manifest import Manifest
-from data.prepared.prepare import Options, prepare
 from data.prepared.store import PreparedStore, damaged, open_prepared
 from data.sources import text_file
 from erase_rec.config.schema import Config, SparseOptimizerConfig
@@ -39,14 +39,6 @@ FEATURES: dict[str, Any] = {
         {"name": "<$id$>", "column": "n", "encoding": "id", "num_embeddings": 5},
     ],
 }
-
-
-class Silent:
-    def say(self, text: str) -> None: ...
-
-    def start(self, name: str, total: int) -> None: ...
-
-    def advance(self, amount: int, rows: int) -> None: ...
 
 
 def config_of(data: dict[str, Any] | None = None, features: dict[str, Any] | None = None, seed: int = 1) -> Config:
@@ -78,7 +70,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_file, "CHUNK_BYTES", 6 << 10)
         patch.setattr(text_file, "READ_BYTES", 2 << 10)
-        prepare(config_of({"train": str(folder / "log.csv")}), folder / "out", Options(1, 1 << 30), Silent())
+        run(config_of({"train": str(folder / "log.csv")}), folder / "out")
     return folder / "out"
 
 
@@ -252,7 +244,7 @@ def test_an_inspection_says_what_there_is(prepared: Path) -> None:
 def test_label_rates_in_file_order(prepared: Path, tmp_path: Path) -> None:
     """Bins of equally many rows, over the edges of blocks."""
     config = config_of({"train": str(prepared.parent / "log.csv"), "split": {"by": "row"}, "row_id": None})
-    prepare(config, tmp_path / "out", Options(1, 1 << 30), Silent())
+    run(config, tmp_path / "out")
     found = inspect(tmp_path / "out", dim=8)
     bins = found.rates["train"]
     assert found.over == "rows in file order"
