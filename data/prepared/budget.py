@@ -25,6 +25,8 @@ MARGIN = 1.25
 """Chunks differ: a later one may take so much more than the sample."""
 MERGE_BYTES = 64 * MIB
 """Merging vocabularies and comparing row ids gets at least so much."""
+MOST_MERGE_BYTES = 128 * MIB
+"""And no more than that: it is not faster with more, and so the peak does not grow with the rows."""
 MAIN_BYTES = 64 * MIB
 """What the main process comes to need beside what it has, and the tracker that multiprocessing runs beside it."""
 WORKER_BYTES = 110 * MIB
@@ -78,7 +80,7 @@ class Memory:
 
     Attributes:
         workers: processes besides the main one.
-        merge_bytes: what is left for merging vocabularies and comparing row ids.
+        merge_bytes: for merging vocabularies and comparing row ids.
     """
 
     workers: int
@@ -165,7 +167,7 @@ def share_memory(memory_bytes: int, wanted: int, *, main_bytes: int, sample: Sam
             f"give --memory {needed}MiB or more"
         )
     left = memory_bytes - fixed - workers * (a_worker + a_worker_in_main)
-    return Memory(workers, MERGE_BYTES + left)
+    return Memory(workers, min(MERGE_BYTES + left, MOST_MERGE_BYTES))
 
 
 def peak_bytes() -> int:

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.prepared.budget import GROUP_CHUNKS, MAIN_BYTES, MARGIN, MERGE_BYTES, MIB, Sample, estimate_disk, share_memory
+from data.prepared.budget import (
+    GROUP_CHUNKS,
+    MAIN_BYTES,
+    MARGIN,
+    MERGE_BYTES,
+    MIB,
+    MOST_MERGE_BYTES,
+    Sample,
+    estimate_disk,
+    share_memory,
+)
 from data.prepared.words import duration_in_words, size_in_words
 from erase_rec.cli.prepare import read_size
 from erase_rec.errors import UserError
@@ -37,7 +47,7 @@ def test_all_processes_together_stay_below_the_bound(bound: int, wanted: int, pe
     except DataError:
         return
     assert 1 <= memory.workers <= wanted
-    assert memory.merge_bytes >= MERGE_BYTES
+    assert MERGE_BYTES <= memory.merge_bytes <= MOST_MERGE_BYTES
     in_flight = GROUP_CHUNKS * task_bytes * (1 + 4 * memory.workers)
     assert main + MAIN_BYTES + memory.workers * peak * MIB * MARGIN + in_flight + memory.merge_bytes <= bound * MIB + 64
 
