@@ -35,6 +35,7 @@ from erase_rec.config.times import read_time
 FILE_BITS = 40
 """A row's key is its file's position times 2 ** 40, plus its position in the file."""
 _ZONED = r"\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+_NANOSECONDS = r"\.\d{7}"
 
 
 def split_column(data: DataConfig) -> str | None:
@@ -154,15 +155,21 @@ def _parse_dates(texts: pa.Array) -> FloatArray:
     """Texts in ISO 8601; without a zone they are UTC."""
     texts = pc.utf8_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
-    zoned = pc.match_substring_regex(texts, _ZONED).fill_null(False).to_numpy(zero_copy_only=False)
+    zoned, fine = (
+        pc.match_substring_regex(texts, pattern).fill_null(False).to_numpy(zero_copy_only=False)
+        for pattern in (_ZONED, _NANOSECONDS)
+    )
     values = np.empty(len(texts), dtype=np.float64)
     bad: list[IntArray] = []
-    for where, kind in ((zoned, pa.timestamp("ns", "UTC")), (~zoned, pa.timestamp("ns"))):
-        part = texts.filter(pa.array(where))
-        try:
-            values[where] = _seconds(part.cast(kind), 1e9)
-        except pa.ArrowInvalid:
-            bad.append(np.flatnonzero(where)[unparsable(part, kind)])
+    # Nanoseconds end in 2262, and a time without an end is often written as one in 9999.
+    for rows_of_unit, unit, per_second in ((~fine, "us", 1e6), (fine, "ns", 1e9)):
+        for where, zone in ((rows_of_unit & zoned, "UTC"), (rows_of_unit & ~zoned, None)):
+            kind = pa.timestamp(unit, zone)
+            part = texts.filter(pa.array(where))
+            try:
+                values[where] = _seconds(part.cast(kind), per_second)
+            except pa.ArrowInvalid:
+                bad.append(np.flatnonzero(where)[unparsable(part, kind)])
     if bad:
         rows = np.sort(np.concatenate(bad))
         found = texts.take(pa.array(rows)).to_pylist()

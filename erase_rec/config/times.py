@@ -20,4 +20,5 @@ def read_time(text: str) -> float | datetime:
     except ValueError:
         message = f"expected a number, or a time in ISO 8601 such as 2024-05-31T00:00:00, found {text!r}"
         raise ValueError(message) from None
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    # A zone is kept: near the years 1 and 9999 the same time has no date in UTC.
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time

@@ -123,6 +123,8 @@ def test_later_rows_are_held_out(since: str, column: pa.Array) -> None:
 def test_times_are_seconds_or_the_columns_numbers() -> None:
     data = data_of(by="time", column="c", since="1970-01-01")
     assert times(data, rows_of(pa.array(["1970-01-02", "1969-12-31 23:59:59.5"]))).tolist() == [86400.0, -0.5]
+    texts = ["9999-12-31", "0001-01-01T00:00:00Z", "1970-01-01 00:00:01.000000500"]
+    assert times(data, rows_of(pa.array(texts))).tolist() == [253402214400.0, -62135596800.0, 1.0000005]
     assert times(data_of(by="time", column="c", since="7"), rows_of(pa.array(["7", "1e3"]))).tolist() == [7.0, 1000.0]
 
 
@@ -180,6 +182,8 @@ def test_only_a_split_that_reads_one_names_a_column() -> None:
         ("1970-01-01T00:00:10Z", 10),
         ("1970-01-01 09:00:10+09:00", 10),
         (" 1970-01-02 ", 86400),
+        ("0001-01-01T00:00:00+14:00", -62135646000),
+        ("9999-12-31T23:59:59-14:00", 253402350799),
     ],
 )
 def test_times_of_a_configuration(text: str, expected: float) -> None:
