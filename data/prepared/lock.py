@@ -36,4 +36,14 @@ def locked(work: Path) -> Iterator[None]:
         stream.truncate(0)
         stream.write(f"{os.getpid()}\n")
         stream.flush()
-        yield
+        try:
+            yield
+        finally:
+            _leave_no_trace(work)
+
+
+def _leave_no_trace(work: Path) -> None:
+    """Removes a work folder that holds nothing but the lock."""
+    if work.is_dir() and [entry.name for entry in work.iterdir()] == [FILE]:
+        (work / FILE).unlink()
+        work.rmdir()

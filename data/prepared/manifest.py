@@ -22,6 +22,7 @@ FORMAT = "erase-rec prepared"
 VERSION = 1
 FILE = "manifest.json"
 FEATURES = "features"
+SHOWN_REASONS = 5
 SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
 
 
@@ -203,7 +204,9 @@ class Manifest(_Record):
         if self.bad_rows.count:
             where = f", see {folder / QUARANTINE}" if self.bad_rows.policy == "quarantine" else ""
             lines.append(f"bad rows: {self.bad_rows.count:,} of {self.rows_read:,} left out{where}")
-            lines += [f"  {count:,}: {reason}" for reason, count in self.bad_rows.reasons.items()]
+            reasons = list(self.bad_rows.reasons.items())
+            lines += [f"  {count:,}: {reason}" for reason, count in reasons[:SHOWN_REASONS]]
+            lines += [f"  and {len(reasons) - SHOWN_REASONS} other reasons"] if reasons[SHOWN_REASONS:] else []
         lines.append(f"data fingerprint {self.fingerprint[:12]}; train on it with data.prepared={folder}")
         return lines
 

@@ -66,7 +66,7 @@ class WorkerPool:
         """Results in the order of the tasks.
 
         Tasks are drawn lazily: at most one a worker waits, besides those that are worked on, so what they hold is
-        bounded. The error of the first task that fails is raised when all before it are done.
+        bounded. The error of the first task that fails, or cannot be drawn, is raised when all before it are done.
 
         Args:
             function: of a module; called in the workers.
@@ -75,7 +75,7 @@ class WorkerPool:
         Raises:
             DataError: a worker ended without a word.
         """
-        source = enumerate(tasks)
+        source, drawn = iter(tasks), 0
         waiting: deque[tuple[int, Task]] = deque()
         done: dict[int, tuple[bool, Any]] = {}
         next_out, drained = 0, False
@@ -90,10 +90,13 @@ class WorkerPool:
             while idle and waiting:
                 _give(idle.pop(), function, *waiting.popleft())
             if not drained and len(waiting) < self.size and len(done) < _RESULTS_A_WORKER * self.size:
-                drawn = next(source, None)
-                drained = drawn is None
-                if drawn is not None:
-                    waiting.append(drawn)
+                try:
+                    waiting.append((drawn, next(source)))
+                    drawn += 1
+                except StopIteration:
+                    drained = True
+                except DataError as error:  # its turn comes after the tasks before it
+                    done[drawn], drained = (False, error), True
                 self._collect(done, wait=False)
             elif any(worker.number is not None for worker in self._workers):
                 self._collect(done, wait=True)

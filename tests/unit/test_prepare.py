@@ -137,6 +137,22 @@ def test_files_for_evaluation_and_several_files(log: Path, tmp_path: Path) -> No
     assert_same_rows(config, tmp_path / "out")
 
 
+def test_rows_that_are_made_up_and_no_rows_to_evaluate(log: Path, tmp_path: Path) -> None:
+    columns = {"dense": ["I1"], "sparse": [{"name": "C1", "encoding": "vocabulary"}]}
+    params = {"rows": 20_000, "eval_rows": 17_000, "dense": 2, "sparse": 2, "max_categories": 9}
+    plain = config_of("hash", log).model_dump()
+    made_up = plain | {"data": {"kind": "synthetic", "params": params}, "features": columns}
+    manifest = run(Config.model_validate(made_up), tmp_path / "made up")
+    assert {split: record.rows for split, record in manifest.splits.items()} == {"train": 20_000, "eval": 17_000}
+    assert_same_rows(Config.model_validate(made_up), tmp_path / "made up")
+    with pytest.raises(DataError, match=r"input\.train\.0\.1 is"):  # other rows of another seed
+        run(Config.model_validate(made_up | {"seed": 2}), tmp_path / "made up")
+    (tmp_path / "empty.csv").write_text(",".join(COLUMNS) + "\n")
+    config = config_of("hash", log, eval=str(tmp_path / "empty.csv"))
+    assert run(config, tmp_path / "empty").splits["eval"].label_rate is None
+    assert_same_rows(config, tmp_path / "empty")
+
+
 def test_nothing_depends_on_the_number_of_workers(log: Path, tmp_path: Path) -> None:
     config = config_of("vocabulary", log, eval_fraction=0.2, row_id="key")
     for workers in (1, 3):
@@ -212,6 +228,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(log: Path, tmp_path: P
     for force in (False, True):
         with pytest.raises(DataError, match=r"holds other files, such as 'thesis\.tex'"):
             run(config_of("hash", log), tmp_path, force=force)
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_one_preparation_at_a_time(log: Path, tmp_path: Path) -> None:

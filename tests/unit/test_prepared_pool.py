@@ -41,6 +41,23 @@ def test_the_first_error_in_order_is_raised_after_what_lies_before_it() -> None:
     assert "Traceback" in refused.value.__notes__[0], "that of the worker comes along"
 
 
+def test_an_error_in_drawing_tasks_comes_in_its_turn() -> None:
+    """A damaged file is not reported before a bad row that stands before it."""
+
+    def tasks(last: float) -> Iterator[float]:
+        yield 0.3
+        yield last
+        raise DataError("damaged")
+
+    with WorkerPool(2) as pool, pytest.raises(ValueError, match="non-negative"):
+        list(pool.in_order(time.sleep, tasks(-1)))
+    with WorkerPool(2) as pool:
+        results = pool.in_order(time.sleep, tasks(0))
+        assert [next(results), next(results)] == [None, None]
+        with pytest.raises(DataError, match="damaged"):
+            next(results)
+
+
 def test_tasks_are_drawn_when_they_are_needed() -> None:
     drawn: list[int] = []
 
