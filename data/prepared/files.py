@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else str(error)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        way_out = "make room" if full else "make it a folder that you may write to, or name another one with --out,"
         raise DataError(
-            f"{folder}: cannot be written: {cause}; make room and run the same command again: what is finished is kept"
+            f"{folder}: cannot be written: {cause}; {way_out} and run the same command again: what is finished is kept"
         ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from data.errors import DataError
+from data.features.fitted import ENCODINGS_FILE, STATE_FILE
 from data.fingerprint import differences, settings
 from data.prepared.files import PARTIAL, publish_text
 from data.prepared.lock import FILE as LOCK
@@ -105,10 +106,8 @@ class Plan:
         note = folder / WORK / PLAN
         started = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else None
         finished = Manifest.read(folder) if (folder / FILE).is_file() and not force else None
-        ours = {WORK, FILE, FEATURES, QUARANTINE, *SPLITS}
-        foreign = [path.name for path in folder.iterdir() if path.name not in ours and not path.match(PARTIAL)]
-        if foreign:
-            raise DataError(f"{folder}: holds other files, such as {sorted(foreign)[0]!r}; name a folder of its own")
+        if foreign := _foreign(folder):
+            raise DataError(f"{folder}: holds other files, such as {foreign[0]!r}; name a folder of its own")
         if force:
             _clear(folder)
         elif finished is not None:
@@ -146,6 +145,18 @@ def _content(
         "data.row_id": row_id,
         "input": {split: [[file.num_bytes, file.version] for file in each] for split, each in files.items()},
     }
+
+
+def _foreign(folder: Path) -> list[str]:
+    """What no preparation wrote. Raw files may well lie in folders called ``train`` and ``eval``."""
+    ours = {WORK: ("*",), FEATURES: (STATE_FILE, ENCODINGS_FILE)} | dict.fromkeys(SPLITS, ("part-*.arrow",))
+    found = []
+    for path in folder.iterdir():
+        if path.name in ours and path.is_dir():
+            found += [each for each in path.iterdir() if not any(map(each.match, ours[path.name]))]
+        elif path.name not in (FILE, QUARANTINE):
+            found.append(path)
+    return sorted(str(path.relative_to(folder)) for path in found if not path.match(PARTIAL))
 
 
 def _clear(folder: Path) -> None:

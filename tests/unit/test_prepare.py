@@ -231,6 +231,25 @@ def test_a_folder_that_holds_something_else_is_left_alone(log: Path, tmp_path: P
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("name", ["train/day_0.csv", "features/part-00000.arrow", "eval/notes/part-00000.arrow"])
+@pytest.mark.parametrize("force", [False, True])
+def test_raw_files_in_folders_of_our_names_are_left_alone(log: Path, tmp_path: Path, name: str, force: bool) -> None:
+    if not name.endswith(".csv"):
+        run(config_of("hash", log, eval_fraction=0.2), tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    shutil.copy(log, tmp_path / name)
+    with pytest.raises(DataError, match=f"holds other files, such as '{Path(name).parts[0]}/"):
+        run(config_of("hash", log, eval_fraction=0.2), tmp_path, force=force)
+    assert (tmp_path / name).read_bytes() == log.read_bytes()
+
+
+def test_what_cannot_be_written_is_a_users_error(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(DataError, match=r"cannot be written: .*; make it a folder that you may write to, or name"):
+            run(config_of("hash", log), folder)
+
+
 def test_one_preparation_at_a_time(log: Path, tmp_path: Path) -> None:
     with locked(tmp_path / ".work"), pytest.raises(DataError, match=r"process \d+ is preparing data in this folder"):
         run(config_of("hash", log), tmp_path)
