@@ -1,6 +1,6 @@
 """Kills ``prepare`` and ``train`` with SIGKILL at random moments, lets them go on, and audits every row by its id.
 
-    python benchmarks/faults_data.py --kills 20 --out faults-data.json
+    python benchmarks/faults_data.py --out faults-data.json
 
 The rows are made up, with a column ``row_id`` that names each; a feature of it with a vocabulary of all ids carries it
 through. A preparation is killed (the main process alone, a worker alone, or all processes) and run again until it comes
@@ -240,6 +240,7 @@ def train_faults(folder: Path, rows: int, kills: int, rng: random.Random) -> Tal
         program = [sys.executable, str(CHECKOUT / "benchmarks" / "recorded_train.py"), str(record), ID]
         if (folder / "runs" / name / "config.yaml").exists():
             return [*program, "--resume", str(folder / "runs" / name)]
+        shutil.rmtree(folder / "runs" / name, ignore_errors=True)  # killed while the run's folder was made
         chosen = f"data.prepared={prepared}" if reading == "prepared" else f"data.reading={reading}"
         where = (f"run.dir={folder / 'runs'}", f"run.name={name}")
         return [*program, "--config", "ctr_criteo.yaml", *COLUMNS, *RUN, *files, chosen, *where]
@@ -281,7 +282,8 @@ def result(run_folder: Path) -> dict[str, Any]:
 
 
 def main(
-    kills: Annotated[int, typer.Option(min=1, help="Kills of prepare, and of train.")] = 20,
+    prepare_kills: Annotated[int, typer.Option(min=0, help="Kills of prepare; 0 leaves it out.")] = 20,
+    train_kills: Annotated[int, typer.Option(min=0, help="Kills of train; 0 leaves it out.")] = 20,
     prepare_rows: Annotated[int, typer.Option(min=1000, help="Rows to prepare.")] = 400_000,
     train_rows: Annotated[int, typer.Option(min=1000, help="Rows to train on.")] = 30_000,
     seed: Annotated[int, typer.Option(help="Of the moments and victims.")] = 1,
@@ -293,10 +295,11 @@ def main(
     """Kill, go on, audit; code 2 where a row is lost or doubled, or anything else is wrong."""
     made = Path(tempfile.mkdtemp(prefix="faults-data-", dir=folder))
     rng = random.Random(seed)
-    found = {
-        "prepare": prepare_faults(made, prepare_rows, kills, rng),
-        "train": train_faults(made, train_rows, kills, rng),
-    }
+    found: dict[str, Tally] = {}
+    if prepare_kills:
+        found["prepare"] = prepare_faults(made, prepare_rows, prepare_kills, rng)
+    if train_kills:
+        found["train"] = train_faults(made, train_rows, train_kills, rng)
     print("| command | kills | killed | runs to the end | faults |")
     print("|---|---|---|---|---|")
     for name, tally in found.items():

@@ -126,6 +126,7 @@ def main(
     million_rows: Annotated[list[int] | None, typer.Option("--million-rows", help="Sizes; default: 2, 8, 20.")] = None,
     memory: Annotated[str, typer.Option(help="The bound given to prepare.")] = "2GiB",
     workers: Annotated[int, typer.Option(min=1, help="Processes of prepare.")] = 2,
+    only: Annotated[str, typer.Option(help="Take only encodings whose name holds this.")] = "",
     folder: Annotated[Path | None, typer.Option(help="Where to make a temporary folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
@@ -141,7 +142,7 @@ def main(
             ]
         )
         summary = json.loads((text / "synth.json").read_text())["files"]
-        for encoding in ENCODINGS:
+        for encoding in (name for name in ENCODINGS if only in name):
             for size in sizes:
                 chosen = summary[: max(1, round(FILES * size / sizes[-1]))]
                 rows = sum(file["rows"] for file in chosen)
