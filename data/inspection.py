@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,8 @@ def _rates_by_time(stores: list[tuple[str, PreparedStore]], *, dates: bool) -> d
 
 
 def _time(value: float, *, dates: bool) -> str:
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S") if dates else f"{value:g}"
+    # Not datetime, which ends with the year 9999: a column of the wrong unit goes past it.
+    return str(np.datetime64(math.floor(value), "s")).replace("T", " ") if dates else f"{value:g}"
 
 
 def _columns(store: PreparedStore, name: str) -> Iterator[npt.NDArray[np.uint8] | FloatArray]:

@@ -35,6 +35,7 @@ from erase_rec.config.times import read_time
 FILE_BITS = 40
 """A row's key is its file's position times 2 ** 40, plus its position in the file."""
 _ZONED = r"\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+_NO_TIME = "found {}, expected a finite number"
 _NANOSECONDS = r"\.\d{7}"
 
 
@@ -124,10 +125,10 @@ def _read_times(data: DataConfig, rows: RawRows) -> FloatArray:
         values = _read_dates(column) if isinstance(since, datetime) else _read_scale(column)
     except BadColumnError as error:
         raise DataError(f"{rows.rows.file}: {_subject(data)}: {error}") from None
-    missing = np.flatnonzero(np.isnan(values))
-    if len(missing):
-        message = "the time is missing, so the row is on neither side of the split; give it one or remove the row"
-        raise BadCellsError(missing, [message] * len(missing))
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        missing = "the time is missing, so the row is on neither side of the split; give it one or remove the row"
+        raise BadCellsError(bad, [missing if np.isnan(each) else _NO_TIME.format(each) for each in values[bad]])
     return values
 
 

@@ -7,12 +7,13 @@ are held out; ``quarantine.jsonl`` where bad rows were put aside.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from data.errors import DataError
 from data.prepared.files import digest_of, publish_text, sync_path
@@ -21,6 +22,8 @@ from data.quarantine import FILE as QUARANTINE
 FORMAT = "erase-rec prepared"
 VERSION = 1
 FILE = "manifest.json"
+DIGEST = "sha256"
+"""Key of the manifest's own digest: of its rows and blocks nothing else would tell that they were changed."""
 FEATURES = "features"
 SHOWN_REASONS = 5
 SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
@@ -185,7 +188,8 @@ class Manifest(_Record):
             sync_path(folder / file.name)
         for name in {str(Path(file.name).parent) for file in self.all_files()}:
             sync_path(folder / name)
-        publish_text(folder / FILE, self.model_dump_json(indent=1) + "\n", sync=True)
+        plain = self.model_dump(mode="json")
+        publish_text(folder / FILE, json.dumps(plain | {DIGEST: _digest(plain)}, indent=1) + "\n", sync=True)
         sync_path(folder)
 
     def all_files(self) -> Iterator[FileRecord]:
@@ -215,7 +219,7 @@ class Manifest(_Record):
         """The manifest of a folder.
 
         Raises:
-            DataError: there is none, or it is of another version, or damaged.
+            DataError: there is none, or it is of another version, or not as it was written.
         """
         path = folder / FILE
         try:
@@ -232,12 +236,16 @@ class Manifest(_Record):
                 f"{path}: version {plain.get('version')!r} of the format, this program reads {VERSION}; "
                 "prepare the data again, or use the program that wrote it"
             )
-        try:
-            return cls.model_validate(plain)
-        except ValidationError as error:
-            detail = error.errors(include_url=False)[0]
-            place = ".".join(map(str, detail["loc"]))
-            raise DataError(f"{path}: damaged at {place} ({detail['msg']}); prepare the data again") from None
+        if plain.pop(DIGEST, None) != _digest(plain):
+            raise DataError(
+                f"{path}: was changed after it was written ({DIGEST} is not its own); prepare the data again"
+            )
+        return cls.model_validate(plain)
+
+
+def _digest(plain: dict[str, Any]) -> str:
+    """Hex SHA-256 of everything but the digest itself, as compact JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _absent(folder: Path) -> str:

@@ -100,7 +100,7 @@ def digests(folder: Path) -> dict[str, str]:
         if path.is_file():
             content = path.read_bytes()
             if path.name == "manifest.json":
-                content = json.dumps(json.loads(content) | {"made": None}).encode()
+                content = json.dumps(json.loads(content) | {"made": None, "sha256": None}).encode()
             found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
     return found
 

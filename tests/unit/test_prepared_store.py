@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from prepared_cases import run
+from pyarrow import parquet as pq
 
 from data.errors import DataError
 from data.inspection import BINS, STATE_FLOATS, inspect
@@ -144,10 +146,10 @@ def test_what_decides_nothing_may_differ(prepared: Path, config: Config) -> None
     assert open_prepared(prepared, config).fingerprint == Manifest.read(prepared).fingerprint
 
 
-def test_files_for_evaluation_cannot_be_added(prepared: Path, copy: Path) -> None:
-    plain = json.loads((copy / "manifest.json").read_text())
-    plain["settings"]["data"]["split"] = None
-    (copy / "manifest.json").write_text(json.dumps(plain))
+def test_files_for_evaluation_cannot_be_added(copy: Path) -> None:
+    manifest = Manifest.read(copy)
+    manifest.settings["data"]["split"] = None
+    manifest.write(copy)
     with pytest.raises(DataError, match=r"data\.eval: names files, but .* was prepared without"):
         open_prepared(copy, config_of({"eval": "other.csv", "split": {"by": "row"}}))
 
@@ -191,13 +193,23 @@ def test_a_part_that_cannot_be_read_is_named(copy: Path) -> None:
         ("[]", "format is None"),
         ('{"format": "parquet"}', "not the manifest of a prepared folder: format is 'parquet'"),
         ('{"format": "erase-rec prepared", "version": 9}', "version 9 of the format, this program reads 1"),
-        ('{"format": "erase-rec prepared", "version": 1}', "damaged at fingerprint"),
+        ('{"format": "erase-rec prepared", "version": 1}', "was changed after it was written"),
     ],
 )
 def test_another_manifest_is_refused(copy: Path, content: str, words: str) -> None:
     (copy / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=words):
         Manifest.read(copy)
+
+
+def test_a_changed_manifest_is_refused(copy: Path) -> None:
+    """Else rows would be lost or doubled without a word: a part's file does not tell that a block is missing."""
+    path = copy / "manifest.json"
+    plain = json.loads(path.read_text())
+    plain["splits"]["train"]["parts"][0]["blocks"]["rows"].pop()
+    path.write_text(json.dumps(plain))
+    with pytest.raises(DataError, match=r"manifest\.json: was changed after it was written .*; prepare the data again"):
+        open_prepared(copy, config_of())
 
 
 def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
@@ -255,6 +267,20 @@ def test_label_rates_in_file_order(prepared: Path, tmp_path: Path) -> None:
     label = np.concatenate([store.read(block).label for block in range(len(store.block_rows))])
     ends = np.cumsum([each.rows for each in bins])
     assert [each.positives for each in bins] == [int(part.sum()) for part in np.split(label, ends[:-1])]
+
+
+def test_label_rates_past_the_year_9999(tmp_path: Path) -> None:
+    """As of a column of milliseconds that calls itself one of seconds."""
+    times = pa.array([1_577_836_800, 1_700_000_000_000], pa.timestamp("s"))
+    pq.write_table(pa.table({"label": [0, 1], "c": ["a", "b"], "at": times}), tmp_path / "log.parquet")
+    split = {"by": "time", "column": "at", "since": "2020-06-01"}
+    data = {"kind": "parquet", "train": str(tmp_path / "log.parquet"), "split": split, "row_id": None}
+    features = {"dense": [], "sparse": [{"name": "c", "num_embeddings": 5}]}
+    run(config_of(data, features), tmp_path / "out")
+    bins = inspect(tmp_path / "out", dim=8).rates["eval"]
+    assert bins[0].name == "from 2020-01-01 00:00:00"
+    assert bins[-1].name.startswith("from 50458-")
+    assert bins[-1].rows == 1
 
 
 def test_optimizer_state_is_that_of_the_tables() -> None:

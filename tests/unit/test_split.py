@@ -153,6 +153,7 @@ def test_a_list_column_splits_nothing() -> None:
         ("2019-11-24", ["2019-11-24", "yesterday", "", "2019-11-25Z"], [1, 2, 3], "found 'yesterday', expected a time"),
         ("2019-11-24", ["2019-11-24", "", "2019-11-25"], [1], "the time is missing"),
         ("5", ["5", "x", "6", ""], [1, 3], "found 'x', expected a number"),
+        ("5", ["5", "-inf", "6", "1e999"], [1, 3], "found -inf, expected a finite number"),
     ],
 )
 def test_a_row_without_a_time_is_a_bad_row(since: str, cells: list[str], bad_at: list[int], reason: str) -> None:
