@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from erase_rec.checkpoint import CheckpointManager
 from erase_rec.errors import UserError
@@ -19,7 +24,7 @@ class RunFolder:
 
     @classmethod
     def choose(cls, parent: Path, name: str | None, *, config_name: str, config_hash: str) -> RunFolder:
-        """Where a new run will write; :meth:`make` makes it, so that a mistake in between leaves no folder behind.
+        """Where a new run will write; :meth:`made` makes it, so that a mistake in between leaves no folder behind.
 
         Args:
             parent: ``run.dir``.
@@ -42,18 +47,31 @@ class RunFolder:
             raise cls._exists(path)
         return cls(path)
 
-    def make(self) -> None:
-        """Makes the chosen folder.
+    @contextmanager
+    def made(self) -> Iterator[Self]:
+        """Makes the chosen folder: what the block writes into the one given appears there as a whole, at its end.
+
+        So every folder of a run can be resumed: a kill in the block leaves the name free, and a hidden ``.partial``.
 
         Raises:
             UserError: it exists by now, or cannot be made.
         """
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         try:
-            self.path.mkdir(parents=True)
-        except FileExistsError:
-            raise self._exists(self.path) from None
+            partial.mkdir(parents=True)
         except OSError as error:
             raise UserError(f"run.dir: cannot make {self.path}: {error.strerror}") from error
+        try:
+            yield type(self)(partial)
+            try:
+                partial.rename(self.path)
+            except OSError as error:
+                if not self.path.exists():
+                    raise UserError(f"run.dir: cannot make {self.path}: {error.strerror}") from error
+                raise self._exists(self.path) from None
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
     @staticmethod
     def _exists(path: Path) -> UserError:

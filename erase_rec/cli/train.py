@@ -92,7 +92,7 @@ def _start(name: str, overrides: Sequence[str], build: Callable[..., Datasets]) 
     """A new run. Its folder is made once the data have been read, so that a mistake leaves none behind."""
     from erase_rec import environment
     from erase_rec.cli.assembly import ContentCatalog, join_ranks
-    from erase_rec.config.load import load_config
+    from erase_rec.config.load import dump_config, load_config
 
     loaded = _with_absolute_paths(load_config(name, overrides, catalog=ContentCatalog()))
     config = loaded.config
@@ -100,11 +100,12 @@ def _start(name: str, overrides: Sequence[str], build: Callable[..., Datasets]) 
         folder = _choose_folder(loaded, world)
         datasets = build(config, rank=world.rank, world_size=world.size, pin=machine.pins)
         if world.is_first:
-            folder.make()
-            datasets.features.save(folder.features)
-            datasets.write_quarantine(folder.path)
             record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint}
-            folder.write_environment(environment.describe() | record | {"seed": str(config.seed)})
+            with folder.made() as beginning:
+                datasets.features.save(beginning.features)
+                datasets.write_quarantine(beginning.path)
+                beginning.write_environment(environment.describe() | record | {"seed": str(config.seed)})
+                beginning.write_config(dump_config(config))
         _run(config, folder, datasets, machine, world, start=None, notes=[])
     return folder
 
@@ -124,7 +125,7 @@ def _resume(path: Path, overrides: list[str]) -> None:
     """Continues a run from its newest whole checkpoint; without one it starts from the first step."""
     from data.dataset import build_datasets, load_features
     from erase_rec.cli.assembly import ContentCatalog, join_ranks
-    from erase_rec.config.load import load_config
+    from erase_rec.config.load import dump_config, load_config
     from erase_rec.run_folder import RunFolder
 
     for override in overrides:
@@ -143,6 +144,8 @@ def _resume(path: Path, overrides: list[str]) -> None:
                 f"run read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
             )
         start, notes = _newest_checkpoint(folder, config, world)
+        if world.is_first:
+            folder.write_config(dump_config(config))
         _run(config, folder, datasets, machine, world, start=start, notes=notes)
 
 
@@ -189,8 +192,6 @@ def _run(
     from erase_rec.run_log import FileRunLog, RunLog
     from erase_rec.trainer import Trainer
 
-    if world.is_first:
-        folder.write_config(dump_config(config))
     parts = build_parts(config, datasets, folder, machine, world)
     position = Position() if start is None else Position(**read_state(start)["position"])
     total = planned_steps(config.train, datasets.train, position)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,15 +21,42 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
 
 
 def test_an_existing_name_is_refused_and_kept(tmp_path: Path) -> None:
-    first = RunFolder.choose(tmp_path, "r", config_name="c", config_hash="0" * 16)
+    first = choose(tmp_path)
     assert not first.path.exists(), "a mistake in between leaves nothing behind"
-    first.make()
-    first.write_config("a: 1")
+    with first.made() as beginning:
+        beginning.write_config("a: 1")
+    with pytest.raises(UserError, match="--resume"), first.made() as beginning:
+        beginning.write_config("a: 2")
     with pytest.raises(UserError, match="--resume"):
-        first.make()
-    with pytest.raises(UserError, match="--resume"):
-        RunFolder.choose(tmp_path, "r", config_name="c", config_hash="0" * 16)
+        choose(tmp_path)
     assert first.config.read_text() == "a: 1"
+    assert list(tmp_path.iterdir()) == [first.path]
+
+
+def test_a_folder_appears_with_all_that_a_resumed_run_needs(tmp_path: Path) -> None:
+    """What is interrupted before leaves no folder that could neither be resumed nor begun again."""
+    folder = choose(tmp_path)
+    with pytest.raises(FileNotFoundError), folder.made() as beginning:
+        (beginning.path / "none" / "none").touch()
+    assert list(tmp_path.iterdir()) == []
+
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from erase_rec.run_folder import RunFolder\n"
+        "with RunFolder(pathlib.Path(sys.argv[1])).made() as beginning:\n"
+        "    beginning.write_config('a: 1')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(folder.path)], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    with choose(tmp_path).made() as beginning:
+        assert not folder.path.exists()
+        beginning.write_config("a: 2")
+    assert folder.config.read_text() == "a: 2"
+
+
+def choose(parent: Path) -> RunFolder:
+    return RunFolder.choose(parent, "r", config_name="c", config_hash="0" * 16)
 
 
 def test_writing_the_configuration_replaces_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
