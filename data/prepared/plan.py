@@ -108,11 +108,11 @@ class Plan:
         finished = Manifest.read(folder) if (folder / FILE).is_file() and not force else None
         if foreign := _foreign(folder):
             raise DataError(f"{folder}: holds other files, such as {foreign[0]!r}; name a folder of its own")
-        if force:
-            _clear(folder)
-        elif finished is not None:
+        if finished is not None:
             self._refuse_other(folder, Plan.of_manifest(finished))
             return finished
+        if force or (started is not None and not _has_finished_groups(folder)):
+            _clear(folder)
         elif started is not None:
             self._refuse_other(folder, Plan(started))
         for partial in (*folder.glob(f"*/{PARTIAL}"), *folder.glob(PARTIAL)):
@@ -157,6 +157,11 @@ def _foreign(folder: Path) -> list[str]:
         elif path.name not in (FILE, QUARANTINE):
             found.append(path)
     return sorted(str(path.relative_to(folder)) for path in found if not path.match(PARTIAL))
+
+
+def _has_finished_groups(folder: Path) -> bool:
+    """Whether going on spares any work. A preparation that was refused at the first row holds none."""
+    return any(path.name != PLAN for path in (folder / WORK).glob("*.json"))
 
 
 def _clear(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import gzip
 import hashlib
 import json
 import shutil
@@ -221,6 +222,16 @@ def test_a_folder_belongs_to_one_plan(log: Path, tmp_path: Path) -> None:
     moved.write_bytes(log.read_bytes())
     with pytest.raises(DataError, match=r"input\.train\.0\.1 is"):
         run(config_of("hash", moved, eval_fraction=0.3), folder)
+
+
+def test_a_preparation_that_finished_nothing_is_in_nobody_s_way(log: Path, tmp_path: Path) -> None:
+    """The input is corrected, and the same command works."""
+    path = tmp_path / "log.csv.gz"
+    shutil.copy(log, path)
+    with pytest.raises(DataError, match="the content is not gzip"):
+        run(config_of("hash", path), tmp_path / "out")
+    path.write_bytes(gzip.compress(log.read_bytes()))
+    assert run(config_of("hash", path), tmp_path / "out").rows_read == ROWS
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(log: Path, tmp_path: Path) -> None:
