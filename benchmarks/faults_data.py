@@ -240,7 +240,6 @@ def train_faults(folder: Path, rows: int, kills: int, rng: random.Random) -> Tal
         program = [sys.executable, str(CHECKOUT / "benchmarks" / "recorded_train.py"), str(record), ID]
         if (folder / "runs" / name / "config.yaml").exists():
             return [*program, "--resume", str(folder / "runs" / name)]
-        shutil.rmtree(folder / "runs" / name, ignore_errors=True)  # killed while the run's folder was made
         chosen = f"data.prepared={prepared}" if reading == "prepared" else f"data.reading={reading}"
         where = (f"run.dir={folder / 'runs'}", f"run.name={name}")
         return [*program, "--config", "ctr_criteo.yaml", *COLUMNS, *RUN, *files, chosen, *where]
