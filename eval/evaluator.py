@@ -134,8 +134,9 @@ def score_table(rows: _Rows, towers: Sequence[str]) -> pa.Table:
     """Rows as written to ``scores.parquet``, with the names of the towers.
 
     Returns:
-        Columns ``row_id``, ``label`` (int8), ``prediction`` (float64, so that different float32 logits remain
-        different and rank alike), ``logit``, and ``tower_<name>``, the towers' logits.
+        Columns ``row_id`` (position among the held-out rows, in the order of the files), ``label`` (int8),
+        ``prediction`` (float64, so that different float32 logits remain different and rank alike), ``logit``, and
+        ``tower_<name>``, the towers' logits.
     """
     columns = {
         "row_id": rows.row_ids,

@@ -13,7 +13,8 @@ from data.prepared.manifest import Manifest
 from data.prepared.prepare import Options, prepare
 from erase_rec.config.schema import Config
 
-GIB = 1 << 30
+MEMORY_BYTES = 8 << 30
+"""The bound counts the main process, here one that has run many tests."""
 
 
 class Silent:
@@ -43,7 +44,7 @@ def run(
     config: Config, folder: Path, *, workers: int = 1, force: bool = False, report: Silent | None = None
 ) -> Manifest:
     """Prepares."""
-    return prepare(config, folder, Options(workers, GIB, force=force), report or Silent())
+    return prepare(config, folder, Options(workers, MEMORY_BYTES, force=force), report or Silent())
 
 
 def reading_from(config: Config, folder: Path) -> Config:

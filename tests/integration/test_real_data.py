@@ -16,7 +16,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from sklearn.metrics import log_loss, roc_auc_score
+
+from data.shuffle import held_out
 
 COMMON = ["run.name=r", "embedding.backend=torch", "train.threads=1", "eval.scores=true"]
 
@@ -66,10 +69,16 @@ def scores(cwd: Path) -> pd.DataFrame:
 
 
 def assert_labels(cwd: Path, expected: pd.Series[Any]) -> None:
-    """The dumped labels are those of the file's rows of the same number."""
+    """The dumped labels are those of the file's held-out rows, in their order."""
     rows = scores(cwd)
     assert rows["row_id"].is_unique
-    assert (expected.to_numpy()[rows["row_id"]] == rows["label"]).all()
+    config = yaml.safe_load((cwd / "runs" / "r" / "config.yaml").read_text())
+    fraction = config["data"]["eval_fraction"]
+    labels = expected.to_numpy()
+    if fraction is not None:
+        labels = labels[held_out(np.arange(len(labels)), seed=config["seed"], fraction=fraction)]
+    assert len(labels) == len(rows)
+    assert (labels[rows["row_id"]] == rows["label"]).all()
 
 
 def write_yaml(cwd: Path, base: Path, body: str) -> str:

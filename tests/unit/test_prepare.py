@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from prepared_cases import Silent, assert_same_rows, run
+from prepared_cases import MEMORY_BYTES, Silent, assert_same_rows, run
 
 from data.errors import DataError
 from data.prepared.lock import locked
@@ -354,7 +354,7 @@ def test_nothing_to_train_on_is_an_error(log: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(log: Path, tmp_path: Path) -> None:
     report = Silent()
-    disk = dry_run(config_of("hash", log, eval_fraction=0.2), tmp_path / "out", Options(2, 1 << 30), report)
+    disk = dry_run(config_of("hash", log, eval_fraction=0.2), tmp_path / "out", Options(2, MEMORY_BYTES), report)
     assert not (tmp_path / "out").exists()
     assert disk.rows == pytest.approx(ROWS, rel=0.1)
     manifest = run(config_of("hash", log, eval_fraction=0.2), tmp_path / "out")
