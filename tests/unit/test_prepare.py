@@ -361,7 +361,7 @@ def test_a_dry_run_writes_nothing(log: Path, tmp_path: Path) -> None:
     parts = sum(part.file.num_bytes for split in manifest.splits.values() for part in split.parts)
     assert disk.part_bytes < parts, "the format's own overhead is large for so few rows"
     assert "are free" in report.lines[0]
-    assert "of 2 workers fit into 1,024 MiB" in report.lines[1]
+    assert "of 2 workers fit into 8,192 MiB" in report.lines[1]
 
 
 def test_a_disk_that_is_too_small_is_refused_first(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
