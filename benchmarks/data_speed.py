@@ -31,10 +31,12 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.dataset import Datasets, build_datasets
+from data.reading import open_train
 from erase_rec import environment
 from erase_rec.cli.assembly import ContentCatalog
 from erase_rec.cli.main import run
 from erase_rec.config.load import load_config
+from erase_rec.config.schema import Config
 from erase_rec.errors import UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -59,11 +61,13 @@ class Contestant:
     Attributes:
         name: shown.
         measure: runs once; rows a second.
+        starts: rows of a preparation, whose start-up is told apart; 0: something else.
         found: a number a round.
     """
 
     name: str
     measure: Callable[[], float]
+    starts: int = 0
     found: list[float] = field(default_factory=list)
 
 
@@ -109,7 +113,7 @@ def prepare(folder: Path, workers: int, *overrides: str) -> float:
 
 def prepared(name: str, source: Path, rows: int, folder: Path, workers: int, overrides: tuple[str, ...]) -> Contestant:
     """``erase-rec prepare`` of ``source``."""
-    return Contestant(name, lambda: rows / prepare(folder, workers, f"data.train={source}", *overrides))
+    return Contestant(name, lambda: rows / prepare(folder, workers, f"data.train={source}", *overrides), rows)
 
 
 def head(source: Path) -> Path:
@@ -147,9 +151,21 @@ def engine(python: Path, name: str, source: Path) -> Contestant:
     return Contestant(f"parse: {name}", measure)
 
 
-def datasets(*overrides: str) -> Datasets:
-    """Of ``ctr_criteo.yaml`` with overrides."""
-    return build_datasets(load_config("ctr_criteo.yaml", list(overrides), catalog=ContentCatalog()).config)
+def config_of(*overrides: str) -> Config:
+    """``ctr_criteo.yaml`` with overrides."""
+    return load_config("ctr_criteo.yaml", list(overrides), catalog=ContentCatalog()).config
+
+
+def scan(source: Path, rows: int) -> Contestant:
+    """What one process does for all workers: it hashes the file and finds where chunks end."""
+
+    def measure() -> float:
+        start_s = time.perf_counter()
+        for _ in open_train(config_of(f"data.train={source}")).chunks():
+            pass
+        return rows / (time.perf_counter() - start_s)
+
+    return Contestant("scan", measure)
 
 
 class EpochReader:
@@ -170,10 +186,11 @@ class EpochReader:
 
 
 def contestants(
-    folder: Path, rows: int, loader_rows: int, workers: int, peers: list[Path], engines_python: Path | None
+    folder: Path, rows: int, many_rows: int, loader_rows: int, workers: int, peers: list[Path], engines: Path | None
 ) -> list[Contestant]:
     """Makes the files and whoever reads them."""
-    erase_rec("synth", "--rows", str(rows), "--eval-rows", "0", "--out", str(folder / "text"))
+    for name, count in (("text", rows), ("many", many_rows)):
+        erase_rec("synth", "--rows", str(count), "--eval-rows", "0", "--out", str(folder / name))
     erase_rec(
         *(
             "synth",
@@ -188,25 +205,31 @@ def contestants(
         )
     )
     text, parquet = folder / "text" / "train-00000.tsv", folder / "parquet" / "train-00000.parquet"
+    many = folder / "many" / "train-00000.tsv"
     found = [
         prepared(START, head(text), START_ROWS, folder / "start", workers, HASH),
-        prepared("prepare, hash", text, rows, folder / "hash", workers, HASH),
-        prepared("prepare, vocabulary 10", text, rows, folder / "vocabulary", workers, VOCABULARY),
+        prepared("prepare, hash", text, rows, folder / "prepared", workers, HASH),
+        prepared("prepare, vocabulary 10", text, rows, folder / "prepared", workers, VOCABULARY),
+        prepared(f"prepare, hash, {many_rows:,} rows", many, many_rows, folder / "prepared", workers, HASH),
+        prepared(
+            f"prepare, vocabulary 10, {many_rows:,} rows", many, many_rows, folder / "prepared", workers, VOCABULARY
+        ),
+        scan(many, many_rows),
         *(fuxictr(python, text, rows, folder / f"peer-{index}") for index, python in enumerate(peers)),
-        *(engine(engines_python, name, text) for name in ENGINES if engines_python is not None),
+        *(engine(engines, name, text) for name in ENGINES if engines is not None),
     ]
     big = folder / "big"
     prepare(big, workers, f"data.train={parquet}", *PARQUET, *HASH)
     reading = (f"data.train={parquet}", *PARQUET, *HASH, f"train.local_batch_size={BATCH_ROWS}")
     for threads in (0, 1, 2):
-        data = datasets(*reading, f"data.prepared={big}", f"data.workers={threads}")
+        data = build_datasets(config_of(*reading, f"data.prepared={big}", f"data.workers={threads}"))
         found.append(Contestant(f"loader, prepared, {threads} workers", EpochReader(data)))
-    data = datasets(*reading, "data.reading=stream", "data.workers=0")
+    data = build_datasets(config_of(*reading, "data.reading=stream", "data.workers=0"))
     found.append(Contestant("stream from Parquet, 0 workers", EpochReader(data)))
     return found
 
 
-def table(found: list[Contestant], rows: int) -> str:
+def table(found: list[Contestant]) -> str:
     """Markdown: median and range of rows a second, the median without start-up, and the ratio to the fastest FuxiCTR.
 
     Ratios are medians of the rounds'; preparations take part in them without their start-up.
@@ -215,19 +238,20 @@ def table(found: list[Contestant], rows: int) -> str:
     peers = {name: rate for name, rate in rates.items() if name.startswith("FuxiCTR")}
     fastest = max(peers.values(), key=lambda rate: float(np.median(rate)), default=None)
     lines = ["| what | rows/s, median | least | most | without start-up | to FuxiCTR |", "|---|---|---|---|---|---|"]
-    for name, rate in rates.items():
+    for each, rate in zip(found, rates.values(), strict=True):
         low, middle, high = (f"{value:,.0f}" for value in np.percentile(rate, [0, 50, 100]))
         net, ratio = "", ""
-        if name.startswith("prepare") and name != START:
-            without_start = (rows - START_ROWS) / (rows / rate - START_ROWS / rates[START])
+        if each.starts > START_ROWS:
+            without_start = (each.starts - START_ROWS) / (each.starts / rate - START_ROWS / rates[START])
             net = f"{np.median(without_start):,.0f}"
             ratio = "" if fastest is None else f"{np.median(without_start / fastest):.1f}"
-        lines.append(f"| {name} | {middle} | {low} | {high} | {net} | {ratio} |")
+        lines.append(f"| {each.name} | {middle} | {low} | {high} | {net} | {ratio} |")
     return "\n".join(lines)
 
 
 def main(
     rows: Annotated[int, typer.Option(min=1000, help="Rows to prepare.")] = 500_000,
+    many_rows: Annotated[int, typer.Option(min=10_000, help="Rows to prepare besides, without the peers.")] = 5_000_000,
     loader_rows: Annotated[int, typer.Option(min=10_000, help="Rows to load and to stream.")] = 2_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="Times that all contestants take their turn.")] = 5,
     workers: Annotated[int, typer.Option(min=1, help="Processes of prepare.")] = 2,
@@ -240,7 +264,7 @@ def main(
 ) -> None:
     """Measure the data's way and print a table."""
     with tempfile.TemporaryDirectory(prefix="data-speed-", dir=folder) as made:
-        found = contestants(Path(made), rows, loader_rows, workers, peer_python or [], engines_python)
+        found = contestants(Path(made), rows, many_rows, loader_rows, workers, peer_python or [], engines_python)
         for turn in range(rounds):
             for each in found if turn % 2 == 0 else reversed(found):
                 each.found.append(each.measure())
@@ -250,11 +274,12 @@ def main(
         "environment": environment.describe(),
         "cores": len(os.sched_getaffinity(0)),
         "rows": rows,
+        "many_rows": many_rows,
         "loader_rows": loader_rows,
         "workers": workers,
         "rows_per_s": {each.name: each.found for each in found},
     }
-    print(table(found, rows))
+    print(table(found))
     if out is not None:
         out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
