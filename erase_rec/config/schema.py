@@ -210,6 +210,15 @@ class OverArchConfig(Model):
     """Local logits: not used, inputs of the MLP, or added to its output; cut where the tower is detached."""
 
 
+class ModelConfig(Model):
+    """How towers and over-arch are computed, whatever they compute."""
+
+    compile: Boolean = False
+    """Fuse operations inside towers and over-arch with TorchInductor; CUDA only."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """``auto``: this project's own kernels where they apply (CUDA, bf16); ``plain``: PyTorch's operations."""
+
+
 class ScheduleConfig(Model):
     """The order of work on streams. Fields left out come from the preset."""
 
@@ -221,6 +230,8 @@ class ScheduleConfig(Model):
     cuda_graph: Literal["none", "tower", "step"] | None = None
     optimizer: Literal["end", "per_tower"] | None = None
     embedding_gradient: Literal["main", "local", "both", "none"] | None = None
+    strict: Boolean = False
+    """``cuda_graph``: a step that cannot be replayed ends the run, naming the cause, instead of running uncaptured."""
 
 
 class DistributedConfig(Model):
@@ -352,6 +363,7 @@ class Config(Model):
     embedding: EmbeddingConfig = EmbeddingConfig()
     towers: Annotated[tuple[TowerConfig, ...], Field(min_length=1)]
     over_arch: OverArchConfig = OverArchConfig()
+    model: ModelConfig = ModelConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     distributed: DistributedConfig = DistributedConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
