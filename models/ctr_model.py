@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from erase_rec.batch import Batch, Scores
 from erase_rec.config.schema import Config, TowerConfig
+from erase_rec.config.types import TowerParams
 from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings, LocalLoss
 from erase_rec.protocols import OverArch as OverArchProtocol
 from models.heads import LogitHead
-from models.layers import seeded
+from models.layers import missing_columns, seeded, side_by_side
 from models.local_losses import build_local_loss
 from models.over_arch import OverArch
 from models.registry import component
@@ -54,6 +55,11 @@ class ColumnSelection(nn.Module):
 class TowerBlock(nn.Module):
     """Input selection, tower, and local head; implements :class:`erase_rec.protocols.TowerBlock`.
 
+    A tower that reads dense columns gets zero columns after them, as many as make its whole input's width (dense and
+    embeddings) a multiple of :data:`models.layers.ALIGNMENT`: on every device and in every precision, so that
+    parameters and checkpoints have one shape. The gradient of their weights is zero. A kind whose output width follows
+    its input's (``transformer``) gets none.
+
     A frozen block has no trainable parameter and stays in evaluation mode: running statistics would change it too.
     """
 
@@ -64,6 +70,7 @@ class TowerBlock(nn.Module):
         sparse: ColumnSelection,
         inputs: Sequence[str] = (),
         *,
+        zero_columns: int = 0,
         frozen: bool = False,
     ) -> None:
         super().__init__()
@@ -72,6 +79,7 @@ class TowerBlock(nn.Module):
         self.head = LogitHead(tower.out_dim)
         self.out_dim = tower.out_dim
         self.inputs: Sequence[str] = tuple(inputs)
+        self.zero_columns = zero_columns
         self.frozen = frozen
         self.requires_grad_(not frozen)
         self.train()
@@ -83,9 +91,7 @@ class TowerBlock(nn.Module):
     def forward(self, dense_BN: Tensor, pooled_BE: Tensor, outputs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
         """[B, N], [B, E], [B, O] a tower read -> output [B, out_dim], local logit [B] in float32 at least."""
         assert len(outputs) == len(self.inputs)
-        dense_BX = self.dense(dense_BN).to(pooled_BE.dtype)
-        if outputs:
-            dense_BX = torch.cat((dense_BX, *outputs), dim=1)
+        dense_BX = side_by_side((self.dense(dense_BN).to(pooled_BE.dtype), *outputs), self.zero_columns)
         output_BO = self.tower(dense_BX, self.sparse(pooled_BE))
         return output_BO, self.head(output_BO)
 
@@ -211,18 +217,29 @@ def _build_tower(
     problems = params.problems(dense_dim, chosen_dims)
     if problems:
         raise ConfigError([f"towers.{tower.name}: {problem}" for problem in problems])
+    zero_columns = _zero_columns(params, dense_dim, chosen_dims)
     with seeded(config.seed, f"towers.{tower.name}"):
         block = TowerBlock(
-            kind(params, dense_dim, chosen_dims),
+            kind(params, dense_dim + zero_columns, chosen_dims),
             ColumnSelection(dense, num_dense),
             ColumnSelection(columns, starts[-1]),
             tower.inputs.towers,
+            zero_columns=zero_columns,
             frozen=tower.frozen,
         )
+    block.tower.own_kernels = config.model.kernels == "auto"
     has_loss = tower.loss is not None and tower.loss.weight > 0
     if not has_loss and config.over_arch.logits == "none":
         block.head.requires_grad_(False)
     return block
+
+
+def _zero_columns(params: TowerParams, dense_dim: int, embedding_dims: Sequence[int]) -> int:
+    """How many zero columns follow a tower's dense input: see :class:`TowerBlock`."""
+    missing = missing_columns(dense_dim + sum(embedding_dims))
+    widens = params.output_dim(dense_dim + missing, embedding_dims) != params.output_dim(dense_dim, embedding_dims)
+    # A tower without dense columns gets none: it would build the parts that it has for dense features only.
+    return 0 if dense_dim == 0 or widens else missing
 
 
 def _chosen(inputs: bool | Sequence[str], names: Sequence[str]) -> list[int]:

@@ -1,6 +1,6 @@
-"""What towers and over-arch are built from: multilayer perceptron, precision of logits, seeded initialisation.
+"""What towers and over-arch are built from: multilayer perceptron, aligned widths, precision of logits, seeding.
 
-Shapes: B rows, N input columns.
+Shapes: B rows, N input columns, X any width.
 """
 
 from __future__ import annotations
@@ -49,6 +49,22 @@ class RowTolerantBatchNorm(nn.BatchNorm1d):
                 x_BN, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
             )
         return super().forward(x_BN)
+
+
+ALIGNMENT = 8
+"""Columns: a matrix product in bf16 one of whose dimensions is no multiple of it falls to a slow kernel."""
+
+
+def missing_columns(columns: int) -> int:
+    """How many ``columns`` lack to the next multiple of :data:`ALIGNMENT`."""
+    return -columns % ALIGNMENT
+
+
+def side_by_side(parts: Sequence[Tensor], zero_columns: int = 0) -> Tensor:
+    """[B, X] parts of one dtype -> their columns, then ``zero_columns`` of zeros; a part alone is itself."""
+    if zero_columns:
+        parts = (*parts, parts[0].new_zeros((parts[0].shape[0], zero_columns)))
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

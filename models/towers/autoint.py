@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
+from models.layers import side_by_side
 from models.towers.tower import Tower, field_problems
 
 
@@ -48,7 +49,9 @@ class AutoIntTower(Tower):
         for layer in self.layers:
             field_BFD = layer(field_BFD)
         flat_BX = field_BFD.flatten(1)
-        result: Tensor = self.projection(torch.cat((flat_BX, dense_BN.to(flat_BX.dtype)), dim=1))
+        # Without dense columns nothing is copied: the fields are by far the larger part.
+        parts = (flat_BX, dense_BN.to(flat_BX.dtype)) if dense_BN.shape[1] else (flat_BX,)
+        result: Tensor = self.projection(side_by_side(parts))
         return result
 
 

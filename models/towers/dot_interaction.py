@@ -15,12 +15,15 @@ from torch import Tensor
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
-from models.layers import MLP
+from models.layers import MLP, missing_columns, side_by_side
 from models.towers.tower import Tower, field_problems
 
 
 class DotInteractionTower(Tower):
-    """top([bottom(dense); <v_i, v_j> for i > j]) over the fields v and, where there is one, bottom(dense)."""
+    """top([bottom(dense); <v_i, v_j> for i > j; 0 ..]) over the fields v and, where there is one, bottom(dense).
+
+    Zero columns align the width of top's input (:data:`models.layers.ALIGNMENT`).
+    """
 
     pairs: Tensor
 
@@ -41,8 +44,9 @@ class DotInteractionTower(Tower):
         vectors = len(embedding_dims) + (1 if dense_dim else 0)
         rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", rows * vectors + columns, persistent=False)
-        pair_dim = vectors * (vectors - 1) // 2
-        self.top = MLP(pair_dim + (self.dim if dense_dim else 0), (*config.hidden, config.out_dim))
+        top_dim = vectors * (vectors - 1) // 2 + (self.dim if dense_dim else 0)
+        self.zero_columns = missing_columns(top_dim)
+        self.top = MLP(top_dim + self.zero_columns, (*config.hidden, config.out_dim))
         self.out_dim = config.out_dim
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
@@ -55,5 +59,5 @@ class DotInteractionTower(Tower):
             parts.append(bottom_BD)
         dots_BFF = field_BFD @ field_BFD.transpose(1, 2)
         parts.append(dots_BFF.flatten(1).index_select(1, self.pairs))
-        result: Tensor = self.top(torch.cat(parts, dim=1))
+        result: Tensor = self.top(side_by_side(parts, self.zero_columns))
         return result

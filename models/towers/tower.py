@@ -20,10 +20,14 @@ class Tower(nn.Module, ABC):
 
     Attributes:
         out_dim: columns of the output, as ``Config.output_dim`` says.
+        own_kernels: whether it may use this project's kernels where :func:`models.kernels.own_kernel_applies` says so;
+            the operations of PyTorch in ``forward`` stay the definition. ``build_model`` sets it from
+            ``model.kernels``.
     """
 
     Config: type[TowerParams]
     out_dim: int
+    own_kernels: bool = False
 
     @abstractmethod
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:

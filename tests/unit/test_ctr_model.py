@@ -16,6 +16,7 @@ from erase_rec.batch import Batch, SparseBatch
 from erase_rec.config.schema import Config
 from erase_rec.errors import ConfigError, UserError
 from models.ctr_model import ColumnSelection, CTRModel, build_local_losses, build_model
+from models.kernels import own_kernel_applies
 from models.local_losses import FocalLoss
 from models.registry import LOCAL_LOSSES, TOWERS, ModelCatalog
 
@@ -42,10 +43,19 @@ class OneHotEmbeddings(nn.Module):
         ids = sparse.values.reshape(sparse.num_features, -1)
         return torch.cat([weight[row] for weight, row in zip(self.weights, ids, strict=True)], dim=1)
 
-    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
+    def order(self, sparse: SparseBatch) -> None:
+        return None
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: None) -> None:
         pooled.backward(gradient)
 
     def set_lr(self, lr: float) -> None:
+        raise AssertionError
+
+    def frozen_scalars(self) -> tuple[float, ...]:
+        raise AssertionError
+
+    def verify(self) -> None:
         raise AssertionError
 
     def tables(self) -> Mapping[str, Tensor]:
@@ -86,6 +96,11 @@ def make_batch(size: int) -> Batch:
     return Batch(torch.randn(size, len(DENSE), generator=generator), sparse, label, torch.arange(size))
 
 
+def widened(x: Tensor, columns: int) -> Tensor:
+    """``x`` with zero columns after its own."""
+    return nn.functional.pad(x, (0, columns - x.shape[1]))
+
+
 def test_selecting_everything_is_the_tensor_itself() -> None:
     x = torch.randn(2, 6)
     assert ColumnSelection(range(6), 6)(x) is x
@@ -116,8 +131,52 @@ def test_towers_read_the_named_features_in_feature_order() -> None:
     dense, pooled = torch.randn(3, 3), torch.randn(3, 10)
     chosen_pooled = torch.cat((pooled[:, 0:2], pooled[:, 5:10]), dim=1)
     output, logit = block(dense, pooled)
-    assert torch.equal(output, block.tower(dense[:, [0, 2]], chosen_pooled))
+    assert torch.equal(output, block.tower(widened(dense[:, [0, 2]], 9), chosen_pooled))
     torch.testing.assert_close(logit, (output @ block.head.linear.weight[0]) + block.head.linear.bias)
+
+
+@pytest.mark.parametrize("kind", sorted(TOWERS))
+@pytest.mark.parametrize("inputs", [{}, {"dense": False}, {"sparse": ["a", "b"], "towers": ["a"]}])
+def test_the_width_that_a_tower_reads_is_a_multiple_of_8_unless_it_reads_no_dense_column(
+    kind: str, inputs: dict[str, Any]
+) -> None:
+    params = {"dim": 1, "heads": 1} if kind == "transformer" else {}
+    model = make_model([CHAIN[0], {"name": "t", "kind": kind, "inputs": inputs, "params": params}])
+    read: list[tuple[int, int]] = []
+    block = model.tower("t")
+    block.tower.register_forward_pre_hook(lambda _, args: read.append((args[0].shape[1], args[1].shape[1])))
+    model.score(make_batch(3))
+    dense_dim = {0: 3, 1: 0, 2: 7}[len(inputs)]
+    emb_dim = 8 if "sparse" in inputs else 12
+    if dense_dim and kind != "transformer":
+        assert read == [(dense_dim + (-dense_dim - emb_dim) % 8, emb_dim)]
+    else:
+        assert read == [(dense_dim, emb_dim)]
+
+
+def test_the_widths_of_matrix_products_are_multiples_of_8() -> None:
+    model = make_model(TOWER_LIST, logits="inputs")
+    widths = {
+        name: value.shape[1]
+        for name, value in model.dense_state().items()
+        if name.endswith(("mlp.layers.0.weight", "bottom.layers.0.weight", "top.layers.0.weight", "projection.weight"))
+    }
+    assert widths == {
+        "towers.deep.tower.mlp.layers.0.weight": 16,
+        "towers.cross.tower.projection.weight": 16,
+        "towers.dots.tower.bottom.layers.0.weight": 4,
+        "towers.dots.tower.top.layers.0.weight": 16,
+        "over_arch.mlp.layers.0.weight": 16,
+    }
+
+
+@pytest.mark.parametrize(("kernels", "own"), [("auto", True), ("plain", False)])
+def test_towers_are_told_whether_to_use_own_kernels(kernels: str, own: bool) -> None:
+    config = make_config(TOWER_LIST)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"kernels": kernels})})
+    model = build_model(config, OneHotEmbeddings((4, 4, 4)), CPU)
+    assert [model.tower(name).tower.own_kernels for name in model.tower_names()] == [own] * 3
+    assert not own_kernel_applies(torch.ones(2, dtype=torch.bfloat16)), "a tensor on the CPU"
 
 
 @pytest.mark.parametrize(
@@ -170,8 +229,8 @@ def test_a_chained_tower_reads_outputs_beside_its_dense_features_in_the_order_na
     out_a, logit_a = a(batch.dense, pooled)
     out_b, logit_b = b(batch.dense, pooled, [out_a])
     out_c, logit_c = c(batch.dense, pooled, [out_b, out_a])
-    assert torch.equal(out_b, b.tower(torch.cat((batch.dense[:, 1:2], out_a), dim=1), pooled))
-    assert torch.equal(out_c, c.tower(torch.cat((out_b, out_a), dim=1), pooled[:, :0]))
+    assert torch.equal(out_b, b.tower(widened(torch.cat((batch.dense[:, 1:2], out_a), dim=1), 12), pooled))
+    assert torch.equal(out_c, c.tower(widened(torch.cat((out_b, out_a), dim=1), 16), pooled[:, :0]))
     scores = model.score(batch)
     expected = {"a": logit_a, "b": logit_b, "c": logit_c}
     assert all(torch.equal(scores.tower_logits[name], logit) for name, logit in expected.items())

@@ -35,9 +35,9 @@ def test_without_logits_they_do_not_matter() -> None:
     assert torch.equal(over_arch(outputs, logits), over_arch(outputs, [2 * logit for logit in logits]))
 
 
-def test_logits_as_inputs_follow_the_outputs() -> None:
+def test_logits_as_inputs_follow_the_outputs_and_zeros_align_the_width() -> None:
     over_arch, (outputs, logits) = make(logits="inputs").double(), inputs(dtype=torch.float64)
-    x = torch.cat([*outputs, *(logit[:, None] for logit in logits)], dim=1)
+    x = torch.cat([*outputs, *(logit[:, None] for logit in logits), torch.zeros(4, 6, dtype=torch.float64)], dim=1)
     for index in (0, 2):
         layer = over_arch.mlp.layers[index]
         x = (x @ layer.weight.T + layer.bias).relu()
