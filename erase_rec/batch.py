@@ -13,12 +13,16 @@ from torch import Tensor
 class SparseBatch:
     """Bags of category ids, feature-major like TorchRec's KeyedJaggedTensor.
 
+    ``values`` (and ``weights`` with it) may be longer than the bags together, so that batches of different numbers of
+    ids have one shape: what lies past the last bag is padding. It may hold any number, is never looked up or checked
+    against a table, and changes neither the pooled embeddings nor an update.
+
     Attributes:
-        values: int64 [total ids], feature 0's bags first.
+        values: int64 [total ids and padding], feature 0's bags first.
         lengths: int32 [F * B], ids a bag, feature-major.
-        weights: float32 [total ids], or None when no feature is weighted (weight 1 where a feature is not).
+        weights: float32, as long as ``values``, or None when no feature is weighted (weight 1 where a feature is not).
         num_features: F.
-        single_valued: every length is 1 (then ``values`` viewed as [F, B] is the ids).
+        single_valued: every length is 1 and there is no padding (then ``values`` viewed as [F, B] is the ids).
     """
 
     values: Tensor

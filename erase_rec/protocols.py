@@ -17,11 +17,12 @@ LocalLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Embeddings(Protocol):
-    """Embedding tables with their own optimizer.
+    """Embedding tables with their own optimizer; weights and its state are float32 whatever dtype comes out.
 
-    The step calls ``forward`` once, cuts the result into detached leaves, sums the leaves' gradients and calls
-    ``backward_and_update`` once, so each table is updated once a step. ``forward`` of one step must be followed
-    by at most one ``backward_and_update``.
+    The step calls ``forward`` once, then ``order`` once, cuts the result into detached leaves, sums the leaves'
+    gradients and calls ``backward_and_update`` once, so each table is updated once a step. ``forward`` of one step must
+    be followed by at most one ``backward_and_update``. All work runs on the current stream of its call; the caller
+    orders the streams.
     """
 
     @property
@@ -30,15 +31,49 @@ class Embeddings(Protocol):
         ...
 
     def __call__(self, sparse: SparseBatch) -> Tensor:
-        """Pooled embeddings, float32 [B, sum of dims], feature by feature; empty bags are zero."""
+        """Pooled embeddings [B, sum of dims], feature by feature, in the dtype that the model computes in.
+
+        Empty bags are zero.
+        """
         ...
 
-    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
-        """Backward from ``pooled`` with ``gradient`` (same shape) and the tables' optimizer step."""
+    def order(self, sparse: SparseBatch) -> Any:
+        """What the update needs of the ids alone, such as their sorted order; None where the update does it by itself.
+
+        Called after the training forward of the same ``sparse``; may run on another stream than the lookup's, beside
+        it. The result goes to ``backward_and_update``, whose stream must have waited for it.
+        """
+        ...
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: Any) -> None:
+        """Backward from ``pooled`` with ``gradient`` and the tables' optimizer step.
+
+        Args:
+            pooled: what the training forward returned, the same tensor.
+            gradient: of ``pooled``'s shape, in its dtype or float32.
+            order: what ``order`` returned for the same batch.
+        """
         ...
 
     def set_lr(self, lr: float) -> None:
-        """Learning rate of the next update."""
+        """Learning rate of the updates that run after it on the current stream.
+
+        A rate on the device (see ``frozen_scalars``) is written by a copy there, and only where it changed.
+        """
+        ...
+
+    def frozen_scalars(self) -> tuple[float, ...]:
+        """Numbers of the host that the next update reads; a captured update would keep them. Empty where none."""
+        ...
+
+    def verify(self) -> None:
+        """Refuses ids outside their tables that no lookup has refused; every lookup since the last call counts.
+
+        Synchronises the host where lookups leave the check to the device; elsewhere does nothing.
+
+        Raises:
+            IdRangeError: a ``UserError`` that names feature, id and rows of the table.
+        """
         ...
 
     def tables(self) -> Mapping[str, Tensor]:

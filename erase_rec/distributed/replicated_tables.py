@@ -7,6 +7,7 @@ copies stay equal bit for bit, and equal to those of one process with the ranks'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class ReplicatedTables(nn.Module):
         self._tables = tables
         self._world = world
         self._pending: tuple[Tensor, Tensor] | None = None
+        self._joined: tuple[SparseBatch, SparseBatch, torch.cuda.Event | None] | None = None
 
     @property
     def feature_dims(self) -> Sequence[int]:
@@ -40,22 +42,41 @@ class ReplicatedTables(nn.Module):
         """See :class:`erase_rec.protocols.Embeddings`: this rank's rows."""
         if not torch.is_grad_enabled():
             return self._tables(sparse)
-        pooled_of_all = self._tables(self._join(sparse))
+        joined = self._join(sparse)
+        self._joined = (sparse, joined, torch.cuda.current_stream().record_event() if joined.values.is_cuda else None)
+        pooled_of_all = self._tables(joined)
         pooled = pooled_of_all.detach().chunk(self._world.size)[self._world.rank]
         self._pending = (pooled, pooled_of_all)
         return pooled
 
-    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
+    def order(self, sparse: SparseBatch) -> Any:
+        """See :class:`erase_rec.protocols.Embeddings`: of the ids of all ranks, for which it waits on its stream."""
+        assert self._joined is not None
+        own, joined, ready = self._joined
+        assert own is sparse
+        if ready is not None:
+            torch.cuda.current_stream().wait_event(ready)
+        return self._tables.order(joined)
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: Any) -> None:
         """See :class:`erase_rec.protocols.Embeddings`: with the mean over the ranks, whose losses are means."""
         assert self._pending is not None
         assert self._pending[0] is pooled
-        (_, pooled_of_all), self._pending = self._pending, None
+        (_, pooled_of_all), self._pending, self._joined = self._pending, None, None
         gradients = torch.cat(self._world.gather("tables.gradient", gradient))
-        self._tables.backward_and_update(pooled_of_all, gradients / self._world.size)
+        self._tables.backward_and_update(pooled_of_all, gradients / self._world.size, order)
 
     def set_lr(self, lr: float) -> None:
         """See :class:`erase_rec.protocols.Embeddings`."""
         self._tables.set_lr(lr)
+
+    def frozen_scalars(self) -> tuple[float, ...]:
+        """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
+        return self._tables.frozen_scalars()
+
+    def verify(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`; of training forwards every rank sees the ids of all."""
+        self._tables.verify()
 
     def tables(self) -> Mapping[str, Tensor]:
         """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
@@ -80,6 +101,7 @@ class ReplicatedTables(nn.Module):
         sizes_F = sparse.lengths.reshape(fields, -1).sum(dim=1).tolist()
         sizes_RF = self._world.gather_objects("tables.sizes", sizes_F)
         lengths = self._join_cells("lengths", sparse.lengths, fields)
+        # Padding stays behind: the joined bags fill what they are joined to.
         weights = None if sparse.weights is None else self._join_values("weights", sparse.weights, sizes_RF)
         return SparseBatch(self._join_values("ids", sparse.values, sizes_RF), lengths, weights, fields)
 
@@ -91,7 +113,8 @@ class ReplicatedTables(nn.Module):
     def _join_values(self, name: str, values: Tensor, sizes_RF: list[list[int]]) -> Tensor:
         """Values of all ranks, feature by feature; gathered at the largest rank's length."""
         padded = values.new_zeros(max(sum(sizes_F) for sizes_F in sizes_RF))
-        padded[: values.numel()] = values
+        own = sum(sizes_RF[self._world.rank])
+        padded[:own] = values[:own]
         parts_RF = [
             torch.split(of_rank[: sum(sizes_F)], sizes_F)
             for of_rank, sizes_F in zip(self._gather(name, padded), sizes_RF, strict=True)

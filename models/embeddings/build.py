@@ -32,13 +32,16 @@ def choose_backend(config: Config, device: torch.device) -> tuple[str, str]:
     return "torch", problem
 
 
-def build_embeddings(config: Config, table_rows: Mapping[str, int], device: torch.device) -> Embeddings:
+def build_embeddings(
+    config: Config, table_rows: Mapping[str, int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Embeddings:
     """Builds the tables of ``config`` on ``device``; initial weights depend on neither device nor backend.
 
     Args:
         config: features, dimensions, backend and sparse optimizer.
         table_rows: rows of each feature's table.
         device: where they live.
+        dtype: of the pooled embeddings: what the model computes in. Weights and optimizer state are float32.
 
     Raises:
         ConfigError: there are no sparse features.
@@ -49,10 +52,10 @@ def build_embeddings(config: Config, table_rows: Mapping[str, int], device: torc
     tables = tables_of(config, table_rows)
     backend, _ = choose_backend(config, device)
     if backend == "torch":
-        return TorchEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device)
+        return TorchEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device, pooled_dtype=dtype)
     from models.embeddings.torchrec_backend import TorchRecEmbeddings
 
-    return TorchRecEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device)
+    return TorchRecEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device, pooled_dtype=dtype)
 
 
 def _torchrec_problem(config: Config, device: torch.device) -> str | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from erase_rec.batch import SparseBatch
-from erase_rec.config.schema import Config
+from erase_rec.config.schema import Config, SparseOptimizerConfig
 from erase_rec.errors import UserError
 from models.layers import seeded
 
@@ -76,20 +77,24 @@ class TableModule(nn.Module):
     table_rows: Tensor
     averaged: Tensor
 
-    def __init__(self, tables: Sequence[Table], optimizer: str) -> None:
+    def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizerConfig) -> None:
         super().__init__()
         assert tables
+        self._lr = optimizer.lr
         self.feature_dims = [table.dim for table in tables]
         self._tables = tuple(tables)
-        self._state_names = STATE_NAMES[optimizer]
+        self._state_names = STATE_NAMES[optimizer.kind]
         # On the host: Adam's bias correction is a host scalar in both backends.
-        self._iteration = torch.zeros((), dtype=torch.int64) if optimizer == "adam" else None
+        self._iteration = torch.zeros((), dtype=torch.int64) if optimizer.kind == "adam" else None
         self.register_buffer("table_rows", torch.tensor([table.rows for table in tables]), persistent=False)
         self.register_buffer("averaged", torch.tensor([table.mean for table in tables]), persistent=False)
         self._any_mean = any(table.mean for table in tables)
 
     def bag_weights(self, sparse: SparseBatch, dtype: torch.dtype) -> Tensor | None:
-        """Weight [V] of each id with which a sum gives its feature's pooling; None: every weight is 1."""
+        """Weight [V] of each id with which a sum gives its feature's pooling; None: every weight is 1.
+
+        ``sparse`` holds no padding, here and below.
+        """
         weights = None if sparse.weights is None else sparse.weights.to(dtype)
         if sparse.single_valued or not self._any_mean:
             return weights
@@ -97,6 +102,21 @@ class TableModule(nn.Module):
         factor_FB = torch.where(self.averaged.unsqueeze(1), lengths_FB.clamp_min(1).to(dtype).reciprocal(), 1.0)
         factors = factor_FB.flatten().repeat_interleave(sparse.lengths, output_size=sparse.values.numel())
         return factors if weights is None else factors * weights
+
+    def without_padding(self, sparse: SparseBatch) -> SparseBatch:
+        """The same bags with ``values`` cut after the last one. Synchronises the host for multi-valued bags on CUDA."""
+        if sparse.single_valued:
+            return sparse
+        count = int(sparse.lengths.sum())
+        weights = None if sparse.weights is None else sparse.weights[:count]
+        return replace(sparse, values=sparse.values[:count], weights=weights)
+
+    def order(self, sparse: SparseBatch) -> Any:
+        """See :class:`erase_rec.protocols.Embeddings`: the update sorts by itself."""
+        return None
+
+    def verify(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`: lookups have checked."""
 
     def check_ids(self, sparse: SparseBatch) -> None:
         """Refuses ids outside their table: a kernel would read another row, or no memory of ours at all.
@@ -115,6 +135,10 @@ class TableModule(nn.Module):
         bad = (ids < 0) | (ids >= limits)
         if bool(bad.any()):
             self._refuse(sparse, int(bad.flatten().nonzero()[0]))
+
+    def frozen_scalars(self) -> tuple[float, ...]:
+        """See :class:`erase_rec.protocols.Embeddings`: the learning rate, and Adam's count of updates."""
+        return (self._lr,) if self._iteration is None else (self._lr, float(self._iteration))
 
     def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
         """By feature name: ``sum``, or ``exp_avg``, ``exp_avg_sq`` and ``iteration`` (one count for all tables)."""

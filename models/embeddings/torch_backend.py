@@ -97,11 +97,21 @@ class TorchEmbeddings(TableModule):
         seed: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        pooled_dtype: torch.dtype | None = None,
     ) -> None:
-        """Builds tables with their initial weights on ``device``; float64 serves exactness tests."""
-        super().__init__(tables, optimizer.kind)
+        """Builds tables with their initial weights on ``device``.
+
+        Args:
+            tables: one a feature.
+            optimizer: kind, first learning rate and constants.
+            seed: of the initial weights.
+            device: where they live.
+            dtype: of weights and optimizer state; float64 serves exactness tests.
+            pooled_dtype: of the pooled embeddings, which are summed in ``dtype``; None: ``dtype``.
+        """
+        super().__init__(tables, optimizer)
         self._config = optimizer
-        self._lr = optimizer.lr
+        self._pooled_dtype = pooled_dtype or dtype
         dims = dict.fromkeys(self.feature_dims)
         self._members = [[i for i, table in enumerate(tables) if table.dim == dim] for dim in dims]
         self._groups = [
@@ -112,11 +122,12 @@ class TorchEmbeddings(TableModule):
         self._pending: tuple[Tensor, list[_Lookup]] | None = None
 
     def forward(self, sparse: SparseBatch) -> Tensor:
-        """See :class:`erase_rec.protocols.Embeddings`; of the tables' dtype.
+        """See :class:`erase_rec.protocols.Embeddings`.
 
         Raises:
             IdRangeError: an id is outside its table.
         """
+        sparse = self.without_padding(sparse)
         self.check_ids(sparse)
         pooled: dict[int, Tensor] = {}
         lookups: list[_Lookup] = []
@@ -125,13 +136,13 @@ class TorchEmbeddings(TableModule):
                 pooled_group, lookup = group.pool(ids)
                 pooled.update(zip(members, pooled_group.chunk(len(members)), strict=True))
                 lookups.append(lookup)
-            result = torch.cat([pooled[feature] for feature in range(len(self._tables))], dim=1)
+            result = torch.cat([pooled[feature] for feature in range(len(self._tables))], dim=1).to(self._pooled_dtype)
         if torch.is_grad_enabled():
             self._pending = (result.requires_grad_(), lookups)
         return result
 
     @torch.no_grad()
-    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: None) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; ``pooled`` is what the last training forward returned."""
         assert self._pending is not None
         assert self._pending[0] is pooled

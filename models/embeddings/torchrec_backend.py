@@ -30,13 +30,29 @@ class TorchRecEmbeddings(TableModule):
     """
 
     def __init__(
-        self, tables: Sequence[Table], optimizer: SparseOptimizerConfig, *, seed: int, device: torch.device
+        self,
+        tables: Sequence[Table],
+        optimizer: SparseOptimizerConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        pooled_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Builds tables with their initial weights on ``device``, in float32."""
+        """Builds tables with their initial weights on ``device``, in float32.
+
+        Args:
+            tables: one a feature.
+            optimizer: kind, first learning rate and constants.
+            seed: of the initial weights.
+            device: where they live.
+            pooled_dtype: of the pooled embeddings, which are summed in float32.
+        """
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
-        super().__init__(tables, optimizer.kind)
+        super().__init__(tables, optimizer)
+        self._pooled_dtype = pooled_dtype
+        self._pending: tuple[Tensor, Tensor] | None = None
         optimizer_type, optimizer_kwargs = _fused_optimizer(optimizer)
         # Positions instead of the features' own names: torch and TorchRec refuse some texts as module names.
         keys = [f"f{position}" for position in range(len(tables))]
@@ -61,6 +77,8 @@ class TorchRecEmbeddings(TableModule):
         Raises:
             IdRangeError: an id is outside its table; on the CPU only.
         """
+        # FBGEMM takes every id for one of a bag.
+        sparse = self.without_padding(sparse)
         if not sparse.values.is_cuda:
             self.check_ids(sparse)
         if sparse.single_valued:
@@ -71,17 +89,24 @@ class TorchRecEmbeddings(TableModule):
             # FBGEMM counts forwards, evaluation's too, and gives Adam the count of this forward plus 1.
             self._kernel.iter_cpu.copy_(self._iteration)
             self._kernel.iter.fill_(int(self._iteration))
-        pooled: Tensor = self._kernel(sparse.values, offsets, self.bag_weights(sparse, torch.float32))
+        summed: Tensor = self._kernel(sparse.values, offsets, self.bag_weights(sparse, torch.float32))
+        pooled = summed.to(self._pooled_dtype)
+        if torch.is_grad_enabled():
+            self._pending = (pooled, summed)
         return pooled
 
-    def backward_and_update(self, pooled: Tensor, gradient: Tensor) -> None:
-        """See :class:`erase_rec.protocols.Embeddings`."""
-        torch.autograd.backward(pooled, gradient)
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: None) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`; ``pooled`` is what the last training forward returned."""
+        assert self._pending is not None
+        assert self._pending[0] is pooled
+        (_, summed), self._pending = self._pending, None
+        torch.autograd.backward(summed, gradient.float())
         if self._iteration is not None:
             self._iteration += 1
 
     def set_lr(self, lr: float) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; an update uses the rate that was set before its forward."""
+        self._lr = lr
         self._kernel.set_learning_rate(lr)
 
     def tables(self) -> Mapping[str, Tensor]:

@@ -171,7 +171,8 @@ def train_plainly(config: Config, batches: Sequence[Batch], dtype: torch.dtype =
                 nn.utils.clip_grad_norm_(together, dense.max_grad_norm)
         optimizer.step()
         if pooled is not None:
-            model.embeddings.backward_and_update(model.embeddings(batch.sparse), pooled)
+            found = model.embeddings(batch.sparse)
+            model.embeddings.backward_and_update(found, pooled, model.embeddings.order(batch.sparse))
     return state_of(model)
 
 

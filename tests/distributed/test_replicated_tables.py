@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,12 @@ def to_batch(shares: list[Bags], batches: str) -> SparseBatch:
     return SparseBatch(values, lengths, weights, len(TABLES), single_valued=batches != "bags")
 
 
+def padded(batch: SparseBatch, count: int) -> SparseBatch:
+    """The same bags with ``count`` weighted ids of no table after them."""
+    weights = None if batch.weights is None else torch.cat([batch.weights, torch.full((count,), torch.nan)])
+    return replace(batch, values=torch.cat([batch.values, torch.full((count,), -1)]), weights=weights)
+
+
 def gradient_of(seed: int) -> Tensor:
     return torch.randn(ROWS, 20, generator=torch.Generator().manual_seed(1000 + seed))
 
@@ -68,8 +75,11 @@ def train_ranks(backend: str, kind: str, batches: str) -> dict[str, Any]:
         pooled = []
         for step in range(STEPS):
             seed = step * world.size + world.rank
-            found = embeddings(to_batch([make_bags(seed, batches)], batches))
-            embeddings.backward_and_update(found, gradient_of(seed).to(found.dtype))
+            batch = to_batch([make_bags(seed, batches)], batches)
+            if batches == "bags":
+                batch = padded(batch, world.rank)
+            found = embeddings(batch)
+            embeddings.backward_and_update(found, gradient_of(seed).to(found.dtype), embeddings.order(batch))
             pooled.append(found)
         issued = world.collectives.count
         with torch.no_grad():
@@ -92,11 +102,12 @@ def test_ranks_equal_one_process_with_the_joined_batch(
     tolerance = 1e-12 if backend == "torch" else 1e-6
     for step in range(STEPS):
         seeds = [step * size + rank for rank in range(size)]
-        pooled = reference(to_batch([make_bags(seed, batches) for seed in seeds], batches))
+        joined = to_batch([make_bags(seed, batches) for seed in seeds], batches)
+        pooled = reference(joined)
         found = torch.cat([result["pooled"][step] for result in results])
         assert torch.allclose(found, pooled, rtol=tolerance, atol=tolerance)
         gradient = torch.cat([gradient_of(seed) for seed in seeds]).to(pooled.dtype) / size
-        reference.backward_and_update(pooled, gradient)
+        reference.backward_and_update(pooled, gradient, reference.order(joined))
     for name, expected in reference.tables().items():
         assert torch.allclose(results[0]["tables"][name], expected, rtol=tolerance, atol=tolerance)
         for result in results[1:]:

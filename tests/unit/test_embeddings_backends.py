@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,13 +33,19 @@ BACKEND_KINDS = [
 
 
 def build(
-    backend: str, kind: str = "rowwise_adagrad", *, tables: list[Table] = TABLES, lr: float = 0.3, seed: int = 1
+    backend: str,
+    kind: str = "rowwise_adagrad",
+    *,
+    tables: list[Table] = TABLES,
+    lr: float = 0.3,
+    seed: int = 1,
+    pooled_dtype: torch.dtype | None = None,
 ) -> Any:
     config = SparseOptimizerConfig(kind=kind, lr=lr, beta1=0.8, beta2=0.95, eps=1e-3)  # type: ignore[arg-type]
     if backend == "torchrec":
-        return TorchRecEmbeddings(tables, config, seed=seed, device=CPU)
+        return TorchRecEmbeddings(tables, config, seed=seed, device=CPU, pooled_dtype=pooled_dtype or torch.float32)
     dtype = torch.float64 if backend == "torch64" else torch.float32
-    return TorchEmbeddings(tables, config, seed=seed, device=CPU, dtype=dtype)
+    return TorchEmbeddings(tables, config, seed=seed, device=CPU, dtype=dtype, pooled_dtype=pooled_dtype)
 
 
 def bags(seed: int, *, tables: list[Table] = TABLES, weighted: bool = True) -> SparseBatch:
@@ -69,14 +76,15 @@ BATCHES: dict[str, Callable[[int], SparseBatch]] = {
 }
 
 
-def upstream(seed: int, embeddings: Any) -> Tensor:
+def upstream(seed: int, embeddings: Any, *, rows: int = ROWS) -> Tensor:
     generator = torch.Generator().manual_seed(1000 + seed)
-    return torch.randn(ROWS, sum(embeddings.feature_dims), generator=generator)
+    return torch.randn(rows, sum(embeddings.feature_dims), generator=generator)
 
 
-def train(embeddings: Any, seed: int, batch: SparseBatch) -> Tensor:
+def train(embeddings: Any, seed: int, batch: SparseBatch, *, rows: int = ROWS) -> Tensor:
     pooled: Tensor = embeddings(batch)
-    embeddings.backward_and_update(pooled, upstream(seed, embeddings).to(pooled.dtype))
+    gradient = upstream(seed, embeddings, rows=rows).to(pooled.dtype)
+    embeddings.backward_and_update(pooled, gradient, embeddings.order(batch))
     return pooled.detach()
 
 
@@ -165,9 +173,8 @@ def test_one_dimension_and_one_pooling_take_the_same_way(backend: str) -> None:
     embeddings = build(backend, tables=tables)
     reference = LoopReference(tables, "rowwise_adagrad", list(embeddings.tables().values()))
     for step, batch in enumerate((bags(0, tables=tables), singles(1, tables=tables))):
-        pooled = embeddings(batch)
-        torch.testing.assert_close(pooled.detach().double(), reference.pooled(batch), rtol=2e-5, atol=2e-5)
-        embeddings.backward_and_update(pooled, upstream(step, embeddings))
+        expected = reference.pooled(batch)
+        torch.testing.assert_close(train(embeddings, step, batch).double(), expected, rtol=2e-5, atol=2e-5)
         reference.update(batch, upstream(step, embeddings), lr=0.3)
 
 
@@ -199,10 +206,10 @@ def test_rows_that_a_batch_does_not_touch_stay_as_they_are(backend: str, kind: s
     embeddings = build(backend, kind, tables=tables)
     ones = torch.ones(2 * 6, dtype=torch.int32)
     train_rows = SparseBatch(torch.arange(6).repeat(2), ones, None, 2, single_valued=True)
-    embeddings.backward_and_update(embeddings(train_rows), torch.randn(6, 8))
+    train(embeddings, 0, train_rows, rows=6)
     before = {name: weight.clone() for name, weight in embeddings.tables().items()}
     only_one = SparseBatch(torch.ones(12, dtype=torch.int64), ones, None, 2, single_valued=True)
-    embeddings.backward_and_update(embeddings(only_one), torch.randn(6, 8))
+    train(embeddings, 1, only_one, rows=6)
     for name, weight in embeddings.tables().items():
         moved = (weight != before[name]).any(dim=1)
         assert moved.tolist() == [False, True, False, False, False, False]
@@ -327,7 +334,7 @@ def test_evaluation_between_forward_and_update_is_harmless(backend: str) -> None
     pooled = disturbed(bags(0))
     with torch.no_grad():
         disturbed(singles(1))
-    disturbed.backward_and_update(pooled, upstream(0, disturbed))
+    disturbed.backward_and_update(pooled, upstream(0, disturbed), disturbed.order(bags(0)))
     train(straight, 0, bags(0))
     for name, weight in disturbed.tables().items():
         assert torch.equal(weight, straight.tables()[name])
@@ -354,3 +361,78 @@ def test_tables_share_storage_with_what_is_looked_up(backend: str) -> None:
         weight.fill_(2.0)
     with torch.no_grad():
         assert torch.equal(embeddings(singles(0)), torch.full((ROWS, 24), 2.0))
+
+
+def padded(batch: SparseBatch, *, ids: Tensor) -> SparseBatch:
+    """The same bags with ``ids`` after the last one, weighted where the bags are."""
+    weights = None if batch.weights is None else torch.cat([batch.weights, torch.full(ids.shape, torch.nan)])
+    return replace(batch, values=torch.cat([batch.values, ids]), weights=weights)
+
+
+@pytest.mark.parametrize(("backend", "kind"), BACKEND_KINDS)
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("ids", [[0] * 5, [-1, 2**40, 2]], ids=["row 0", "no rows"])
+def test_padding_changes_nothing(backend: str, kind: str, weighted: bool, ids: list[int]) -> None:
+    """Neither by being looked up in the last bag nor by touching a row, whatever it holds."""
+    embeddings, expected = build(backend, kind), build(backend, kind)
+    for step in range(3):
+        batch = bags(step, weighted=weighted)
+        pooled = train(embeddings, step, padded(batch, ids=torch.tensor(ids)))
+        assert torch.equal(pooled, train(expected, step, batch))
+    for name, weight in embeddings.tables().items():
+        assert torch.equal(weight, expected.tables()[name])
+    for name, entries in embeddings.optimizer_state().items():
+        for key, value in entries.items():
+            assert torch.equal(value, expected.optimizer_state()[name][key])
+
+
+@pytest.mark.parametrize("backend", ["torch", "torchrec"])
+def test_ids_before_padding_are_still_checked(backend: str) -> None:
+    batch = padded(bags(3), ids=torch.zeros(4, dtype=torch.int64))
+    batch.values[int(batch.lengths.sum()) - 1] = 6
+    with pytest.raises(IdRangeError, match="feature 'tags': id 6 is outside"):
+        build(backend)(batch)
+
+
+@pytest.mark.parametrize("backend", ["torch", "torchrec"])
+@pytest.mark.parametrize("batches", BATCHES)
+def test_bfloat16_comes_out_of_float32_tables(backend: str, batches: str) -> None:
+    """Sums are float32 and rounded once; an update takes a float32 gradient as it is."""
+    half, full = build(backend, pooled_dtype=torch.bfloat16), build(backend)
+    batch = BATCHES[batches](0)
+    pooled, expected = half(batch), full(batch)
+    assert torch.equal(pooled, expected.bfloat16())
+    half.backward_and_update(pooled, upstream(0, half), half.order(batch))
+    full.backward_and_update(expected, upstream(0, full), full.order(batch))
+    for name, weight in half.tables().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, full.tables()[name])
+
+
+@pytest.mark.parametrize("backend", ["torch", "torchrec"])
+def test_a_bfloat16_gradient_updates_float32_tables(backend: str) -> None:
+    half, full = build(backend, pooled_dtype=torch.bfloat16), build(backend)
+    pooled, expected = half(bags(0)), full(bags(0))
+    rounded = upstream(0, half).bfloat16()
+    half.backward_and_update(pooled, rounded, half.order(bags(0)))
+    full.backward_and_update(expected, rounded.float(), full.order(bags(0)))
+    for name, weight in half.tables().items():
+        assert torch.equal(weight, full.tables()[name])
+
+
+@pytest.mark.parametrize(("backend", "kind"), BACKEND_KINDS)
+def test_frozen_scalars_are_what_an_update_reads_of_the_host(backend: str, kind: str) -> None:
+    embeddings = build(backend, kind)
+    train(embeddings, 0, bags(0))
+    embeddings.set_lr(0.25)
+    assert embeddings.frozen_scalars() == ((0.25, 1.0) if kind == "adam" else (0.25,))
+
+
+@pytest.mark.parametrize("backend", ["torch", "torchrec"])
+def test_lookups_on_the_cpu_leave_nothing_to_verify(backend: str) -> None:
+    embeddings = build(backend)
+    spoiled = singles(0)
+    spoiled.values[0] = 99
+    with pytest.raises(IdRangeError):
+        embeddings(spoiled)
+    embeddings.verify()

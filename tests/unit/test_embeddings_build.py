@@ -39,6 +39,14 @@ def test_the_backend_that_is_asked_for_is_built(backend: str, expected: str) -> 
     assert {name: tuple(table.shape) for name, table in embeddings.tables().items()} == {"a": (12, 8), "b": (5, 8)}
 
 
+@pytest.mark.parametrize("backend", ["torchrec", "torch"])
+def test_embeddings_come_out_in_the_dtype_that_is_asked_for(backend: str) -> None:
+    ids = SparseBatch(torch.arange(4), torch.ones(4, dtype=torch.int32), None, 2, single_valued=True)
+    embeddings = build_embeddings(config(backend), {"a": 12, "b": 5}, CPU, torch.bfloat16)
+    assert embeddings(ids).dtype == torch.bfloat16
+    assert all(weight.dtype == torch.float32 for weight in embeddings.tables().values())
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -73,7 +81,7 @@ def test_without_torchrec_and_fbgemm_tables_train(monkeypatch: pytest.MonkeyPatc
     ids = SparseBatch(torch.arange(4), torch.ones(4, dtype=torch.int32), None, 2, single_valued=True)
     pooled = embeddings(ids)
     before = pooled.detach().clone()
-    embeddings.backward_and_update(pooled, torch.ones(2, 16))
+    embeddings.backward_and_update(pooled, torch.ones(2, 16), embeddings.order(ids))
     with torch.no_grad():
         assert bool((embeddings(ids) < before).all())
 

@@ -154,7 +154,7 @@ def test_each_table_is_updated_once_with_the_summed_gradient(early: bool, monkey
     calls = []
     update = model.embeddings.backward_and_update
     monkeypatch.setattr(
-        model.embeddings, "backward_and_update", lambda pooled, gradient: (calls.append(1), update(pooled, gradient))
+        model.embeddings, "backward_and_update", lambda *arguments: (calls.append(1), update(*arguments))
     )
     make_step(config, gradients)(batch)
     assert len(calls) == 1
