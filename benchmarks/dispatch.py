@@ -149,11 +149,10 @@ class Arm:
 
     def row(self, batches: list[Batch], first: NDArray[np.float64]) -> Row:
         """Measures some steps, operation by operation."""
-        self.streams.measuring = True
         found = []
         for index in range(MEASURED_STEPS):
             with self.engine():
-                self.step(batches[index % len(batches)])
+                self.step(batches[index % len(batches)], measure=True)
             intervals = self.streams.intervals()
             report = overlap_report(intervals, program(self.plan))
             early = [each.launched_ms - each.launch_ms for each in intervals if each.op.kind == "early_backward"]
@@ -179,7 +178,6 @@ def build(way: Way, config: Config, datasets: Datasets, embeddings: Embeddings, 
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config)
     streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
-    streams.measuring = False
     blocks = trained_blocks(model, plan)
     where = NullStreams() if way.ddp_on_default_stream else streams
     by_worker = plan.dispatch == "non_blocking"

@@ -91,10 +91,13 @@ class Batch:
 class StepOutput:
     """What one training step leaves behind; every tensor is detached and ready on the main stream.
 
+    They are of this step until the next one, which may write where they are.
+
     Attributes:
         logit: [B], the model's logit before this step's update.
         tower_logits: [B] a tower.
         loss: scalar, the main loss.
+        finite: bool [losses], whether the main loss and each local one, in order, is finite.
         local_losses: scalar a tower with a local loss, before its weight.
         grad_norms: scalar a tower (and ``over_arch``, ``embeddings``); empty unless measuring was asked for.
     """
@@ -102,6 +105,7 @@ class StepOutput:
     logit: Tensor
     tower_logits: Mapping[str, Tensor]
     loss: Tensor
+    finite: Tensor
     local_losses: Mapping[str, Tensor] = field(default_factory=dict)
     grad_norms: Mapping[str, Tensor] = field(default_factory=dict)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from erase_rec.errors import UserError
 
 SHOWN_ROWS = 5
+LAG_STEPS = 8
+"""Steps that the host may be ahead of the last one whose losses it has seen, on CUDA."""
 
 
 class NonFiniteLossError(UserError):
@@ -27,12 +30,13 @@ class _Pending:
 
 
 class FiniteGuard:
-    """Checks the losses of each step.
+    """Looks at the losses of each step.
 
-    On the CPU the check is made before the optimizer and parameters stay untouched. On CUDA reading a value in
-    every step would stall the launches, so :meth:`check` copies the flags asynchronously and :meth:`drain` reads them:
-    call it at the start of a step, before its first collective, and before anything is saved or evaluated. So at most
-    one poisoned update is made in memory, and none is kept.
+    On the CPU :meth:`check` raises before the optimizer, and parameters stay untouched. On CUDA reading a value in
+    every step would stall the launches, so :meth:`check` copies the flags asynchronously; :meth:`poll`, at the start of
+    a step and before its first collective, reads those of the step :data:`LAG_STEPS` earlier, and :meth:`drain` all:
+    call it before anything is saved or evaluated. So at most :data:`LAG_STEPS` poisoned updates are made in memory, and
+    none is kept.
 
     Attributes:
         step: number of the step that :meth:`check` is called for next; set it when a run is resumed.
@@ -46,38 +50,49 @@ class FiniteGuard:
         """
         self.step = 0
         self._locate = locate
-        self._pending: list[_Pending] = []
+        self._pending: deque[_Pending] = deque()
 
-    def check(self, losses: Mapping[str, Tensor], row_ids: Tensor) -> None:
-        """Checks scalar losses of the current step and advances :attr:`step`.
+    def check(self, finite: Tensor, names: Sequence[str], row_ids: Tensor) -> None:
+        """Takes the flags of the current step and advances :attr:`step`.
 
         Args:
-            losses: by block, on one device.
+            finite: bool [losses], as :func:`all_finite` gives; on CUDA it may change after this call.
+            names: of the losses.
             row_ids: int64 [B] on the host, the batch's rows.
 
         Raises:
-            NonFiniteLossError: one is not finite (on the CPU; on CUDA :meth:`drain` raises it).
+            NonFiniteLossError: one is not finite (on the CPU; on CUDA :meth:`poll` or :meth:`drain` raises it).
         """
-        finite = torch.isfinite(torch.stack([loss.detach().float() for loss in losses.values()]))
         step, self.step = self.step, self.step + 1
         if finite.device.type != "cuda":
-            self._raise_unless(finite, step, tuple(losses), row_ids)
+            self._raise_unless(finite, step, tuple(names), row_ids)
             return
         host = torch.empty(finite.shape, dtype=torch.bool, pin_memory=True)
         host.copy_(finite, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._pending.append(_Pending(step, tuple(losses), host, row_ids, event))
+        self._pending.append(_Pending(step, tuple(names), host, row_ids, event))
+
+    def poll(self) -> None:
+        """Reads what is :data:`LAG_STEPS` old; on CUDA the host waits until the device is that near.
+
+        Raises:
+            NonFiniteLossError: a loss of such a step was not finite.
+        """
+        self._read(down_to=LAG_STEPS)
 
     def drain(self) -> None:
-        """Reads what is still under way. Synchronises the host on CUDA.
+        """Reads all that is still under way. Synchronises the host on CUDA.
 
         Raises:
             NonFiniteLossError: a loss of a step since the last call was not finite.
         """
-        while self._pending:
-            pending = self._pending.pop(0)
-            pending.event.synchronize()  # host synchronisation: one step behind the launches
+        self._read(down_to=0)
+
+    def _read(self, *, down_to: int) -> None:
+        while len(self._pending) > down_to:
+            pending = self._pending.popleft()
+            pending.event.synchronize()
             self._raise_unless(pending.finite, pending.step, pending.names, pending.row_ids)
 
     def _raise_unless(self, finite: Tensor, step: int, names: tuple[str, ...], row_ids: Tensor) -> None:
@@ -90,3 +105,8 @@ class FiniteGuard:
             f"step {step}: the loss of {', '.join(bad)} is nan or infinite on the rows {', '.join(places)}{more}; "
             "lower optimizer.dense.lr or optimizer.sparse.lr, or set optimizer.dense.max_grad_norm"
         )
+
+
+def all_finite(losses: Iterable[Tensor]) -> Tensor:
+    """Whether each scalar loss is finite: bool [losses], on their device."""
+    return torch.isfinite(torch.stack([loss.detach().float() for loss in losses]))

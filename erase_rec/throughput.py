@@ -44,7 +44,9 @@ class DeviceClock:
 
     def mark(self) -> torch.cuda.Event:
         """An event recorded now; the host does not wait for it."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        # Of a capture, a plain event would be a dependence and no point in time.
+        external = torch.cuda.is_current_stream_capturing()
+        event = torch.cuda.Event(enable_timing=True, external=external)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -176,10 +176,8 @@ class Trainer:
         self.parts.optimizer.set_lr(config.optimizer.dense.lr * factor)
         self.parts.model.embeddings.set_lr(config.optimizer.sparse.lr * factor)
         logged = self._is_logged(position.step + 1)
-        self.parts.streams.measuring = logged
         output = self.parts.step(batch, measure=logged)
         self._statistics.average()
-        self.parts.metrics.update(output, batch.label)
         self.position = position = position.after(rows)
         self.timer.step(rows)
         self.progress.advance(position.step)

@@ -29,6 +29,7 @@ from erase_rec.schedule.measured_streams import MeasuredStreams
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.reduction.build import make_reduction
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
+from erase_rec.schedule.step_graphs import StepGraphs
 from erase_rec.schedule.streams import make_streams
 from erase_rec.trainer import Parts
 from eval.evaluator import PooledEvaluator
@@ -141,7 +142,6 @@ def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: 
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
     streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
-    streams.measuring = False
     blocks = trained_blocks(model, plan)
     gradients = GradientProgram(
         model,
@@ -155,20 +155,32 @@ def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: 
     optimizer = make_optimizer(config, gradients)
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
+    metrics = ProgressiveEvaluation(names, machine.device, world)
     return Parts(
         config=config,
         world=world,
         model=model,
         plan=plan,
         streams=streams,
-        step=ScheduledStep(gradients, optimizer, guard, config.optimizer.dense.max_grad_norm),
+        step=ScheduledStep(
+            gradients,
+            optimizer,
+            guard,
+            config.optimizer.dense.max_grad_norm,
+            metrics=metrics,
+            graphs=StepGraphs(
+                machine.device, streams, embeddings.frozen_scalars, world.collectives, strict=config.schedule.strict
+            )
+            if plan.cuda_graph == "step" and machine.device.type == "cuda"
+            else None,
+        ),
         optimizer=optimizer,
         guard=guard,
         score=scorer(model, machine),
         train_loader=datasets.train,
         eval_loader=datasets.eval,
         evaluator=PooledEvaluator(names, world),
-        metrics=ProgressiveEvaluation(names, machine.device, world),
+        metrics=metrics,
         replicas=ReplicaGuard(world, model, config.distributed.check_every),
         checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints),
         data_fingerprint=datasets.fingerprint,

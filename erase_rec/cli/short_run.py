@@ -55,7 +55,6 @@ class ShortRun:
         with join_ranks(config) as (world, machine):
             datasets = build_datasets(config, rank=world.rank, world_size=world.size)
             parts = build_parts(config, datasets, RunFolder(Path()), machine, world)
-            parts.streams.measuring = True
             yield cls(loaded, world, machine, build_local_losses(config), parts)
 
     def batches(self, count: int) -> Iterator[Batch]:

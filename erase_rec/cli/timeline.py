@@ -29,7 +29,7 @@ def command(
         raise UserError(f"--out: expected the name of a PNG file, found {out}; write --out {out.with_suffix('.png')}")
     with ShortRun.open(config, overrides or []) as run:
         for batch in run.batches(steps):
-            run.parts.step(batch)
+            run.parts.step(batch, measure=True)
         intervals = run.parts.streams.intervals()
         report = overlap_report(intervals, program(run.parts.plan))
         how = f"{run.parts.plan.dispatch} dispatch" if report.towers else "aggregate backward"

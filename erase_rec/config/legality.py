@@ -18,7 +18,7 @@ from erase_rec.config.schema import Config
 from erase_rec.config.tower_rules import TOWER_RULES
 from erase_rec.config.training_rules import TRAINING_RULES
 
-Launch = Literal["aggregate backward", "blocking", "non_blocking", "tower or step graph"]
+Launch = Literal["aggregate backward", "blocking", "non_blocking", "tower graph", "step graph"]
 Reduction = Literal["ddp, FUP=True", "ddp, FUP=False", "ddp_per_tower", "bucket"]
 
 
@@ -39,6 +39,11 @@ class Cell:
 
 _OK = Cell(True)
 _TOUCH_ALL = "where the final loss touches every parameter"
+_NO_REDUCER = Cell(
+    False,
+    "a reducer of DDP keeps count of its buckets on the host, where no replay reaches it",
+    "use reduction: bucket, or cuda_graph: tower",
+)
 
 REDUCTION_TABLE: Mapping[tuple[Launch, Reduction], Cell] = {
     ("aggregate backward", "ddp, FUP=True"): _OK,
@@ -57,18 +62,22 @@ REDUCTION_TABLE: Mapping[tuple[Launch, Reduction], Cell] = {
         "use dispatch: blocking, or reduction: bucket",
     ),
     ("non_blocking", "bucket"): _OK,
-    ("tower or step graph", "ddp, FUP=True"): Cell(
+    ("tower graph", "ddp, FUP=True"): Cell(
         False,
         "replayed gradients reach DDP without its hooks, so replicas would drift apart without an error",
         "use find_unused_parameters: false, or reduction: bucket",
     ),
-    ("tower or step graph", "ddp, FUP=False"): Cell(True, _TOUCH_ALL),
-    ("tower or step graph", "ddp_per_tower"): Cell(
+    ("tower graph", "ddp, FUP=False"): Cell(True, _TOUCH_ALL),
+    ("tower graph", "ddp_per_tower"): Cell(
         False,
         "replayed gradients would pass by the hooks of the towers' DDPs",
         "use reduction: bucket, or reduction: ddp with find_unused_parameters: false",
     ),
-    ("tower or step graph", "bucket"): _OK,
+    ("tower graph", "bucket"): _OK,
+    ("step graph", "ddp, FUP=True"): _NO_REDUCER,
+    ("step graph", "ddp, FUP=False"): _NO_REDUCER,
+    ("step graph", "ddp_per_tower"): _NO_REDUCER,
+    ("step graph", "bucket"): _OK,
 }
 """FUP is ``distributed.find_unused_parameters``; left out, it is false."""
 
@@ -86,8 +95,10 @@ def _illegal_reductions(config: Config) -> Iterator[Finding]:
 
 def _launch(config: Config) -> Launch:
     schedule = config.schedule
-    if schedule.cuda_graph in {"tower", "step"}:
-        return "tower or step graph"
+    if schedule.cuda_graph == "step":
+        return "step graph"
+    if schedule.cuda_graph == "tower":
+        return "tower graph"
     if not schedule.early_backward:
         return "aggregate backward"
     return "non_blocking" if schedule.dispatch == "non_blocking" else "blocking"

@@ -34,9 +34,16 @@ def _nothing_captured(config: Config) -> Iterator[Finding]:
         yield Finding(("schedule", "cuda_graph"), found, also=(("schedule", "early_backward"), ("schedule", "preset")))
 
 
-def _whole_step_graph(config: Config) -> Iterator[Finding]:
-    if config.schedule.cuda_graph == "step":
-        yield Finding(("schedule", "cuda_graph"), "step is not available in this version")
+def _dispatched_in_a_step_graph(config: Config) -> Iterator[Finding]:
+    if config.schedule.cuda_graph == "step" and config.schedule.dispatch == "non_blocking":
+        found = "is non_blocking and cuda_graph is step"
+        yield Finding(("schedule", "dispatch"), found, also=(("schedule", "cuda_graph"), ("schedule", "preset")))
+
+
+def _strict_about_nothing(config: Config) -> Iterator[Finding]:
+    if config.schedule.strict and config.schedule.cuda_graph == "none":
+        also = (("schedule", "cuda_graph"), ("schedule", "preset"))
+        yield Finding(("schedule", "strict"), "is true and cuda_graph is none", also=also)
 
 
 def _clipped_together(config: Config) -> Iterator[Finding]:
@@ -123,10 +130,16 @@ TRAINING_RULES = (
         _nothing_captured,
     ),
     Rule(
-        "`cuda_graph: step`",
-        "this version captures towers at most",
-        "use cuda_graph: tower or none",
-        _whole_step_graph,
+        "`cuda_graph: step` with `dispatch: non_blocking`",
+        "the host launches one graph, and no worker has anything to launch",
+        "use dispatch: blocking, or cuda_graph: tower",
+        _dispatched_in_a_step_graph,
+    ),
+    Rule(
+        "`schedule.strict: true` with `cuda_graph: none`",
+        "it refuses steps that are not replayed",
+        "leave strict out, or use cuda_graph: step or tower",
+        _strict_about_nothing,
     ),
     Rule(
         "a global `clip` with `schedule.optimizer: per_tower`",

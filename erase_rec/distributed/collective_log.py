@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -64,10 +65,31 @@ class CollectiveLog:
         self.recent: deque[Collective] = deque(maxlen=KEPT_ENTRIES)
         self.count = 0
         self._hash = hashlib.sha256()
+        self._captured: list[Collective] | None = None
 
     def record(self, group: str, numel: int, dtype: torch.dtype) -> None:
         """Adds an entry of the current step."""
         entry = Collective(self.step, group, numel, dtype)
+        if self._captured is None:
+            self._add(entry)
+        else:
+            self._captured.append(entry)
+
+    @contextmanager
+    def capturing(self) -> Iterator[list[Collective]]:
+        """Entries go to the list that this gives, and not into the log: a capture issues nothing."""
+        self._captured = []
+        try:
+            yield self._captured
+        finally:
+            self._captured = None
+
+    def repeat(self, captured: Iterable[Collective]) -> None:
+        """Adds what a replay of a capture issues, as entries of the current step."""
+        for entry in captured:
+            self.record(entry.group, entry.numel, entry.dtype)
+
+    def _add(self, entry: Collective) -> None:
         self.recent.append(entry)
         self.count += 1
         self._hash.update(f"{entry}\n".encode())

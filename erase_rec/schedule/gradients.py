@@ -7,7 +7,8 @@ that backward passes of different towers share nothing; the leaves' gradients ar
 table is updated once a step.
 
 Stages and streams: lookup, logit join, over-arch, aggregate backward and check run on the main stream; a tower's
-forward, local loss, early backward, reduction and own update on the tower's. Autograd runs a node's backward on the
+forward, local loss, early backward, reduction and own update on the tower's; what the tables' update needs of the ids
+alone, and the metrics' sums, beside them all. Autograd runs a node's backward on the
 stream of its forward and ends by letting the caller's current stream wait: an early backward is therefore called with
 the tower's stream current.
 
@@ -105,6 +106,7 @@ class GradientProgram:
         self._states = TowerStates(tower.name for tower in plan.towers)
         self._run_op: dict[str, Handler] = {
             "lookup": self._lookup,
+            "order": self._order,
             "forward": self._forward,
             "logit_join": self._logit_join,
             "local_loss": self._local_loss,
@@ -120,12 +122,13 @@ class GradientProgram:
         """Trained dense parameters by the names that :class:`Gradients` uses, towers first."""
         return {name: parameter for block in self.blocks.values() for name, parameter in block.items()}
 
-    def run(self, batch: Batch, finish: Mapping[str, Handler]) -> StepState:
-        """Runs the program; ``finish`` does what needs an optimizer (``check``, ``update``, ``table_update``).
+    def run(self, batch: Batch, finish: Mapping[str, Handler], *, measure: bool = False) -> StepState:
+        """Runs the program; ``finish`` does what needs more than gradients (such as ``check``, ``update``).
 
         Args:
             batch: one row or more, on the model's device.
             finish: by operation kind; kinds that it leaves out only wait for what they come after.
+            measure: time the operations, where the streams can.
 
         Raises:
             IllegalTransitionError: a tower is not where it should be.
@@ -138,7 +141,7 @@ class GradientProgram:
         after_forward = next(position for position, op in enumerate(ops) if op.kind == "check")
         last = state.micros[-1]
         self._states.begin(count)
-        self._streams.begin()
+        self._streams.begin(measure=measure)
         self.reduction.begin()
         # Captures are the main thread's.
         dispatch = BlockingDispatch() if self._graphs.begin(batch.size) else self._dispatch
@@ -194,10 +197,6 @@ class GradientProgram:
             return [op.tower]
         return [OVER_ARCH] if self.plan.optimizer == "per_tower" else [*self.blocks]
 
-    def own(self, value: Tensor) -> Tensor:
-        """A tower's result that outlives the step; on the main stream, after its end."""
-        return self._graphs.own(value.detach())
-
     def wait(self, block: str) -> None:
         """Lets the current stream (gloo: the host) wait for a block's reduced gradients."""
         self.reduction.wait(block)
@@ -247,6 +246,9 @@ class GradientProgram:
         dense, label = self._graphs.hold("dense", batch.dense), self._graphs.hold("label", batch.label)
         for micro in state.micros:
             micro.dense, micro.label = dense[micro.rows], label[micro.rows]
+
+    def _order(self, state: StepState, op: Op) -> None:
+        state.order = self.model.embeddings.order(state.batch.sparse)
 
     def _forward(self, state: StepState, op: Op) -> None:
         micro, tower = state.micros[op.micro], self._tower(op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ class Interval:
         thread: name of the thread that launched it.
         start_ms: when its stream came to it: a device event on CUDA, the host's clock on the CPU.
         end_ms: when its stream was done with it; pauses between its kernels are included.
-        launch_ms: when the host began to launch it.
-        launched_ms: when the host had launched it.
+        launch_ms: when the host began to launch it; of a replayed graph 0, because all is launched at once.
+        launched_ms: when the host had launched it; likewise.
     """
 
     op: Op
@@ -51,57 +51,72 @@ class _Marks:
     launched_s: float
 
 
-class MeasuredStreams:
-    """Streams whose operations are timed. Keeps the last step; no host synchronisation until :meth:`intervals`.
+@dataclass
+class Measurement:
+    """Marks of one step, which a replay of its capture sets anew.
 
     Attributes:
-        measuring: false lets steps pass untimed.
+        start: of the step.
+        start_s: of the step, on the host's clock; None: captured, and launched at once.
+        marks: of its operations.
+    """
+
+    start: Any = None
+    start_s: float | None = None
+    marks: list[_Marks] = field(default_factory=list)
+
+
+class MeasuredStreams:
+    """Streams whose operations are timed in the steps that ask for it; no host synchronisation until :meth:`intervals`.
+
+    Attributes:
+        measured: the last step that was measured.
     """
 
     def __init__(self, inner: Streams, device: torch.device) -> None:
         """Times ``inner``, whose work is on ``device``."""
-        self.measuring = True
+        self.measured = Measurement()
+        self._measuring = False
         self._inner = inner
         self._clock, self._host = clock_for(device), HostClock()
         self._lock = threading.Lock()
-        self._marks: list[_Marks] = []
-        self._start: Any = None
-        self._start_s = 0.0
 
-    def begin(self) -> None:
-        """See :class:`erase_rec.schedule.streams.Streams`; forgets the step before."""
+    def begin(self, *, measure: bool = False) -> None:
+        """See :class:`erase_rec.schedule.streams.Streams`; a measured step takes the place of the one before."""
         self._inner.begin()
-        self._marks = []
-        self._start, self._start_s = (self._clock.mark() if self.measuring else None), self._host.mark()
+        self._measuring = measure
+        if measure:
+            self.measured = Measurement(self._clock.mark(), self._host.mark())
 
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:
         """See :class:`erase_rec.schedule.streams.Streams`."""
         with self._inner.run(op):
-            if not self.measuring:
+            if not self._measuring:
                 yield
                 return
             launch_s, start = self._host.mark(), self._clock.mark()
             yield
             end, launched_s = self._clock.mark(), self._host.mark()
         with self._lock:
-            self._marks.append(_Marks(op, threading.current_thread().name, start, end, launch_s, launched_s))
+            self.measured.marks.append(_Marks(op, threading.current_thread().name, start, end, launch_s, launched_s))
 
     def current(self, name: str) -> AbstractContextManager[None]:
         """See :class:`erase_rec.schedule.streams.Streams`."""
         return self._inner.current(name)
 
     def intervals(self) -> tuple[Interval, ...]:
-        """The last step's operations in launch order. Synchronises the host on CUDA."""
+        """The measured step's operations in launch order. Synchronises the host on CUDA."""
+        step = self.measured
         found = [
             Interval(
                 marks.op,
                 marks.thread,
-                start_ms=1e3 * self._clock.seconds(self._start, marks.start),
-                end_ms=1e3 * self._clock.seconds(self._start, marks.end),
-                launch_ms=1e3 * (marks.launch_s - self._start_s),
-                launched_ms=1e3 * (marks.launched_s - self._start_s),
+                start_ms=1e3 * self._clock.seconds(step.start, marks.start),
+                end_ms=1e3 * self._clock.seconds(step.start, marks.end),
+                launch_ms=0.0 if step.start_s is None else 1e3 * (marks.launch_s - step.start_s),
+                launched_ms=0.0 if step.start_s is None else 1e3 * (marks.launched_s - step.start_s),
             )
-            for marks in self._marks
+            for marks in step.marks
         ]
         return tuple(sorted(found, key=lambda interval: interval.launch_ms))

@@ -13,6 +13,8 @@ from erase_rec.config.schema import Config, TowerConfig
 
 MAIN = "main"
 """Name of the stream that lookup, over-arch, aggregate backward and table updates run on."""
+BESIDE = "main:beside"
+"""Name of the stream of work that nothing in a step waits for before its end: sorting ids, sums of metrics."""
 MAIN_LOSS = "over_arch"
 """Name of the main loss beside the towers' in messages and gradient norms."""
 OVER_ARCH = "over_arch"
@@ -66,7 +68,7 @@ class Plan:
         find_unused_parameters: FUP of ``ddp``.
         optimizer: one update at the end, or one a tower on its stream.
         micro_batches: parts that a batch is cut into.
-        cuda_graph: ``tower``: early towers are captured once and replayed.
+        cuda_graph: ``tower``: early towers are captured once and replayed; ``step``: the whole step is.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -110,7 +112,12 @@ class Plan:
 
     def streams(self) -> tuple[str, ...]:
         """Names of the side streams, in order of first use."""
-        return tuple(dict.fromkeys(tower.stream for tower in self.towers if tower.stream != MAIN))
+        towers = dict.fromkeys(tower.stream for tower in self.towers if tower.stream != MAIN)
+        return (*towers, BESIDE) if towers else ()
+
+    def beside(self) -> str:
+        """Stream of work that nothing waits for before the step's end; the main one where that is the only stream."""
+        return BESIDE if self.streams() else MAIN
 
     def losses_reaching(self, name: str) -> frozenset[str]:
         """Names of the losses (towers' and the main one) whose gradient flows into a tower's output or logit."""

@@ -15,6 +15,7 @@ from erase_rec.schedule.plan import MAIN, Plan, TowerPlan
 
 OpKind = Literal[
     "lookup",
+    "order",
     "forward",
     "logit_join",
     "local_loss",
@@ -22,6 +23,7 @@ OpKind = Literal[
     "over_arch",
     "join",
     "check",
+    "metrics",
     "backward",
     "reduce",
     "update",
@@ -85,6 +87,8 @@ class _Builder:
 
     def build(self) -> tuple[Op, ...]:
         self._add("lookup")
+        if self._plan.embedding_gradient != "none":
+            self._add("order", waits=["lookup"], stream=self._plan.beside())
         for micro in range(self._plan.micro_batches):
             self._forward(micro)
             if micro < self._last:
@@ -156,6 +160,8 @@ class _Builder:
         if self._plan.reduction == "ddp":
             self._add("join", waits=self._early_keys(self._early))
         self._add("check", waits=losses)
+        logits = [key for m in range(self._plan.micro_batches) for key in self._keys("forward", self._plan.towers, m)]
+        self._add("metrics", waits=[*losses, *logits], stream=self._plan.beside())
         if self._by_worker:
             for tower in self._early:
                 self._reduce(tower)
@@ -187,8 +193,9 @@ class _Builder:
             self._add("update", waits=[rest])
         else:
             self._add("update", waits=[*self._reduced(trained), rest])
-        self._add("table_update", waits=[self._backward_key(), *self._early_keys(self._early)])
-        self._add("end", waits=updates)
+        order = ["order"] if self._plan.embedding_gradient != "none" else []
+        self._add("table_update", waits=[self._backward_key(), *self._early_keys(self._early), *order])
+        self._add("end", waits=[*updates, "metrics"])
 
     def _reduced(self, towers: Sequence[TowerPlan]) -> list[str]:
         """Operations after which the gradients of ``towers`` are the mean over the ranks (NCCL: its wait is queued)."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from erase_rec.batch import Batch, StepOutput
 from erase_rec.dense_optimizer import DenseOptimizer
-from erase_rec.finite import FiniteGuard
+from erase_rec.finite import FiniteGuard, all_finite
+from erase_rec.protocols import ProgressiveMetrics
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import MAIN_LOSS
 from erase_rec.schedule.program import Op
+from erase_rec.schedule.step_graphs import StepGraphs
 from erase_rec.schedule.step_state import StepState
 
 DENSE_BLOCK = "dense"
@@ -34,6 +36,9 @@ class ScheduledStep:
         optimizer: DenseOptimizer,
         guard: FiniteGuard,
         max_grad_norm: float | None = None,
+        *,
+        metrics: ProgressiveMetrics | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """Binds gradients to their optimizers.
 
@@ -43,11 +48,15 @@ class ScheduledStep:
                 ``gradients.dense_parameters()`` in the one block :data:`DENSE_BLOCK`.
             guard: refuses non-finite losses before the update.
             max_grad_norm: norm that the gradients of each of the optimizer's blocks are clipped to.
+            metrics: take in each step's rows, as part of the step.
+            graphs: capture and replay the step; None: it is launched operation by operation.
         """
         self._gradients = gradients
         self._optimizer = optimizer
         self._guard = guard
         self._max_grad_norm = max_grad_norm
+        self._metrics = metrics
+        self._graphs = graphs
 
     def device(self) -> torch.device:
         """The model's device."""
@@ -55,11 +64,30 @@ class ScheduledStep:
 
     def __call__(self, batch: Batch, *, measure: bool = False) -> StepOutput:
         """See :class:`erase_rec.protocols.TrainStep`."""
-        self._guard.drain()  # host synchronisation on CUDA, before any work and any collective of this step
+        self._guard.poll()  # on CUDA the host waits here; before any work and any collective of this step
+        if self._graphs is None:
+            output = self._launch(batch, measure)
+        else:
+            output = self._graphs.run(batch, measure, self._launch)
+        if self.device().type == "cuda":
+            self._check(output, batch)
+        return output
+
+    def _check(self, output: StepOutput, batch: Batch) -> None:
+        self._guard.check(output.finite, (MAIN_LOSS, *output.local_losses), batch.row_ids)
+
+    def _launch(self, batch: Batch, measure: bool) -> StepOutput:
+        """Launches the whole step; on CUDA without synchronising the host, so that it can be captured."""
         norms: dict[str, Tensor] = {}
 
         def check(state: StepState, op: Op) -> None:
-            self._guard.check({MAIN_LOSS: state.loss()} | state.local_losses(), batch.row_ids)
+            state.finite = all_finite([state.loss(), *state.local_losses().values()])
+            if self.device().type != "cuda":
+                self._check(_output(state, norms), batch)
+
+        def metrics(state: StepState, op: Op) -> None:
+            if self._metrics is not None:
+                self._metrics.update(_output(state, norms), batch.label)
 
         def update(state: StepState, op: Op) -> None:
             blocks = self._gradients.updated_blocks(op)
@@ -76,16 +104,11 @@ class ScheduledStep:
                 return
             if measure:
                 norms["embeddings"] = _norm([gradient])
-            self._gradients.model.embeddings.backward_and_update(state.pooled, gradient)
+            embeddings = self._gradients.model.embeddings
+            embeddings.backward_and_update(state.pooled, gradient, state.order)
 
-        state = self._gradients.run(batch, {"check": check, "update": update, "table_update": table_update})
-        return StepOutput(
-            logit=state.logit().detach(),
-            tower_logits={name: self._gradients.own(state.tower_logit(name)) for name in state.micros[0].logits},
-            loss=state.loss().detach(),
-            local_losses={name: self._gradients.own(loss) for name, loss in state.local_losses().items()},
-            grad_norms=norms,
-        )
+        finish = {"check": check, "metrics": metrics, "update": update, "table_update": table_update}
+        return _output(self._gradients.run(batch, finish, measure=measure), norms)
 
     def _take_gradients(self, blocks: Iterable[str]) -> None:
         for block in blocks:
@@ -102,6 +125,17 @@ class ScheduledStep:
             if self._max_grad_norm is not None:
                 self._optimizer.clip(block, self._max_grad_norm)
             self._optimizer.step(block)
+
+
+def _output(state: StepState, norms: Mapping[str, Tensor]) -> StepOutput:
+    return StepOutput(
+        logit=state.logit().detach(),
+        tower_logits={name: state.tower_logit(name).detach() for name in state.micros[0].logits},
+        loss=state.loss().detach(),
+        finite=state.finite,
+        local_losses={name: loss.detach() for name, loss in state.local_losses().items()},
+        grad_norms=norms,
+    )
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ class StepState:
     batch: Batch
     micros: list[MicroState]
     pooled: Tensor = field(init=False)
+    finite: Tensor = field(init=False)
+    order: Any = None
     tower_input: Tensor = field(init=False)
 
     @classmethod

@@ -17,8 +17,12 @@ from erase_rec.schedule.program import Op, guaranteed_order
 class Streams(Protocol):
     """Runs operations on named streams, from any thread."""
 
-    def begin(self) -> None:
-        """Starts a step; the calling thread's current stream is ``main`` until the next."""
+    def begin(self, *, measure: bool = False) -> None:
+        """Starts a step; the calling thread's current stream is ``main`` until the next.
+
+        Args:
+            measure: time its operations, where these streams can.
+        """
         ...
 
     def run(self, op: Op) -> AbstractContextManager[None]:
@@ -33,7 +37,7 @@ class Streams(Protocol):
 class NullStreams:
     """One in-order device, such as the CPU: launch order is execution order and nothing has to wait."""
 
-    def begin(self) -> None:
+    def begin(self, *, measure: bool = False) -> None:
         """Nothing to do."""
 
     @contextmanager
@@ -63,7 +67,7 @@ class CudaStreams:
         self._events: dict[str, torch.cuda.Event] = {}
         self._recorded_on: dict[str, str] = {}
 
-    def begin(self) -> None:
+    def begin(self, *, measure: bool = False) -> None:
         """The current stream of this thread is ``main``; a worker has another."""
         self._main = torch.cuda.current_stream(self._device)
 
@@ -113,7 +117,7 @@ class RecordingStreams:
         self._before = guaranteed_order(ops)
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
+    def begin(self, *, measure: bool = False) -> None:
         """Clears the log."""
         self.launched.clear()
 

@@ -45,10 +45,6 @@ class Graphs(Protocol):
         """What ``compute`` returns; or its captured work replayed on the current stream, and the same tensors."""
         ...
 
-    def own(self, value: Tensor) -> Tensor:
-        """``value``, or a copy where the next replay would overwrite it."""
-        ...
-
 
 class NoGraphs:
     """Everything is launched kernel by kernel."""
@@ -64,10 +60,6 @@ class NoGraphs:
     def run(self, op: Op, compute: Callable[[], Outputs]) -> Outputs:
         """Computes."""
         return compute()
-
-    def own(self, value: Tensor) -> Tensor:
-        """The value itself."""
-        return value
 
 
 @dataclass(frozen=True)
@@ -125,10 +117,6 @@ class TowerGraphs:
         captured = self._captured[op.key]
         captured.graph.replay()
         return captured.outputs
-
-    def own(self, value: Tensor) -> Tensor:
-        """A copy, on the current stream."""
-        return value.clone() if self._active else value
 
     def _capture(self, op: Op, compute: Callable[[], Outputs]) -> Outputs:
         """Captures, replays, and returns what the tower's next operations are captured on."""

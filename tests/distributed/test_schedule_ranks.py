@@ -40,7 +40,8 @@ LAUNCHES: dict[Launch, dict[str, Any]] = {
     "aggregate backward": {"early_backward": False},
     "blocking": {"dispatch": "blocking"},
     "non_blocking": {"dispatch": "non_blocking"},
-    "tower or step graph": {"cuda_graph": "tower"},
+    "tower graph": {"cuda_graph": "tower"},
+    "step graph": {"cuda_graph": "step"},
 }
 REDUCTIONS: dict[Reduction, dict[str, Any]] = {
     "ddp, FUP=True": {"reduction": "ddp", "find_unused_parameters": True},
@@ -48,7 +49,7 @@ REDUCTIONS: dict[Reduction, dict[str, Any]] = {
     "ddp_per_tower": {"reduction": "ddp_per_tower"},
     "bucket": {"reduction": "bucket", "bucket_mib": 1e-4},
 }
-LEGAL_ON_CPU = [cell for cell, entry in REDUCTION_TABLE.items() if entry.legal and cell[0] != "tower or step graph"]
+LEGAL_ON_CPU = [cell for cell, entry in REDUCTION_TABLE.items() if entry.legal and "graph" not in cell[0]]
 TOWERS = [
     tower("deep"),
     tower("dot", "deep", loss=0.5, target="joint", stream="shared"),

@@ -30,7 +30,7 @@ def test_streams_are_timed_without_making_the_host_wait() -> None:
         Op("over_arch"),
         Op("end", waits=("early_backward:a",)),
     )
-    streams.begin()
+    streams.begin(measure=True)
     for op in ops:
         with streams.run(op):
             if op.kind in {"early_backward", "over_arch"}:

@@ -13,13 +13,16 @@ from erase_rec import checkpoint
 from erase_rec.checkpoint import CheckpointManager
 from erase_rec.config.schema import DenseOptimizerConfig
 from erase_rec.dense_optimizer import DenseOptimizer
-from erase_rec.finite import FiniteGuard, NonFiniteLossError
+from erase_rec.finite import LAG_STEPS, FiniteGuard, NonFiniteLossError, all_finite
 
 pytestmark = pytest.mark.gpu
 
 
-def losses(cross: float = 0.6, deep: float = 0.7) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, device="cuda") for name, value in (("cross", cross), ("deep", deep))}
+NAMES = ("cross", "deep")
+
+
+def flags(cross: float = 0.6, deep: float = 0.7) -> Tensor:
+    return all_finite([torch.tensor(value, device="cuda") for value in (cross, deep)])
 
 
 def locate(row_ids: Tensor) -> list[str]:
@@ -28,21 +31,33 @@ def locate(row_ids: Tensor) -> list[str]:
 
 def test_drain_reports_the_step_and_its_rows_once() -> None:
     guard = FiniteGuard(locate)
-    guard.check(losses(cross=math.inf), torch.arange(1))
-    guard.check(losses(), torch.arange(5, 6))
+    guard.check(flags(cross=math.inf), NAMES, torch.arange(1))
+    guard.check(flags(), NAMES, torch.arange(5, 6))
     with pytest.raises(NonFiniteLossError, match=r"^step 0: the loss of cross .*day\.tsv:1;"):
         guard.drain()
     guard.drain()
 
 
+def test_poll_reads_what_is_far_enough_behind() -> None:
+    guard = FiniteGuard(locate)
+    guard.check(flags(deep=math.nan), NAMES, torch.arange(1))
+    for _ in range(LAG_STEPS - 1):
+        guard.poll()
+        guard.check(flags(), NAMES, torch.arange(1))
+    guard.poll()
+    guard.check(flags(), NAMES, torch.arange(1))
+    with pytest.raises(NonFiniteLossError, match=r"^step 0: the loss of deep"):
+        guard.poll()
+
+
 def test_check_does_not_wait_for_the_device() -> None:
     guard = FiniteGuard(locate)
-    bad = losses()
-    guard.check(losses(), torch.arange(1))  # warms up
+    now = flags()
+    guard.check(flags(), NAMES, torch.arange(1))  # warms up
     guard.drain()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        guard.check(bad, torch.arange(1))
+        guard.check(now, NAMES, torch.arange(1))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     guard.drain()

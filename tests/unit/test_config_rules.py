@@ -233,7 +233,18 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "use find_unused_parameters: false, or reduction: bucket",
     ),
     ("tower graph, exact", {"schedule": {"preset": "exact", "cuda_graph": "tower"}}, "schedule.cuda_graph", "or early"),
-    ("step graph", {"schedule": {"preset": "erase", "cuda_graph": "step"}}, "schedule.cuda_graph", "use cuda_graph"),
+    (
+        "step graph, non-blocking",
+        {"schedule": {"preset": "erase", "cuda_graph": "step", "dispatch": "non_blocking"}},
+        "schedule.dispatch",
+        "use dispatch: blocking",
+    ),
+    (
+        "strict, nothing captured",
+        {"schedule": {"preset": "exact", "strict": True}},
+        "schedule.strict",
+        "leave strict out",
+    ),
     (
         "tables, all frozen",
         {"schedule": {"preset": "detached"}, "towers": towers({"frozen": True, "loss": None})},
@@ -400,9 +411,8 @@ LAUNCHES: dict[str, list[dict[str, Any]]] = {
     "aggregate backward": [{"preset": "exact"}, {"preset": "detached"}],
     "blocking": [{"preset": "erase"}],
     "non_blocking": [{"preset": "erase", "dispatch": "non_blocking"}],
-    "tower or step graph": [
-        {"preset": preset, "cuda_graph": g} for preset, g in product(("exact", "erase"), ("tower", "step"))
-    ],
+    "tower graph": [{"preset": preset, "cuda_graph": "tower"} for preset in ("exact", "erase")],
+    "step graph": [{"preset": preset, "cuda_graph": "step"} for preset in ("exact", "exact_streams", "erase")],
 }
 
 
@@ -452,8 +462,11 @@ def test_the_reduction_table_is_complete() -> None:
     refused = {cell for cell, entry in REDUCTION_TABLE.items() if not entry.legal}
     assert refused == {
         ("non_blocking", "ddp_per_tower"),
-        ("tower or step graph", "ddp, FUP=True"),
-        ("tower or step graph", "ddp_per_tower"),
+        ("tower graph", "ddp, FUP=True"),
+        ("tower graph", "ddp_per_tower"),
+        ("step graph", "ddp, FUP=True"),
+        ("step graph", "ddp, FUP=False"),
+        ("step graph", "ddp_per_tower"),
     }
 
 

@@ -9,25 +9,27 @@ import torch
 from torch import Tensor
 
 from erase_rec.errors import UserError
-from erase_rec.finite import FiniteGuard, NonFiniteLossError
+from erase_rec.finite import FiniteGuard, NonFiniteLossError, all_finite
 
 
 def locate(row_ids: Tensor) -> list[str]:
     return [f"day.tsv:{row + 1}" for row in row_ids.tolist()]
 
 
-def losses(main: float = 0.5, cross: float = 0.6, deep: float = 0.7) -> dict[str, Tensor]:
-    values = {"over_arch": main, "cross": cross, "deep": deep}
-    return {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+NAMES = ("over_arch", "cross", "deep")
+
+
+def flags(main: float = 0.5, cross: float = 0.6, deep: float = 0.7) -> Tensor:
+    return all_finite([torch.tensor(value, requires_grad=True) for value in (main, cross, deep)])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_message_names_step_losses_and_rows(value: float) -> None:
     guard = FiniteGuard(locate)
     for _ in range(7):
-        guard.check(losses(), torch.arange(3))
+        guard.check(flags(), NAMES, torch.arange(3))
     with pytest.raises(NonFiniteLossError) as caught:
-        guard.check(losses(main=value, deep=value), torch.arange(10, 18))
+        guard.check(flags(main=value, deep=value), NAMES, torch.arange(10, 18))
     message = str(caught.value)
     assert "step 7: the loss of over_arch, deep is nan or infinite" in message
     assert "day.tsv:11, day.tsv:12, day.tsv:13, day.tsv:14, day.tsv:15 and 3 more" in message
@@ -37,19 +39,19 @@ def test_message_names_step_losses_and_rows(value: float) -> None:
 
 def test_a_short_batch_is_named_whole() -> None:
     with pytest.raises(NonFiniteLossError, match=r"the rows day\.tsv:1, day\.tsv:2; lower"):
-        FiniteGuard(locate).check(losses(cross=math.nan), torch.arange(2))
+        FiniteGuard(locate).check(flags(cross=math.nan), NAMES, torch.arange(2))
 
 
 def test_steps_count_on_after_a_resume() -> None:
     guard = FiniteGuard(locate)
     guard.step = 100
-    guard.check(losses(), torch.arange(1))
+    guard.check(flags(), NAMES, torch.arange(1))
     with pytest.raises(NonFiniteLossError, match=r"^step 101:"):
-        guard.check(losses(cross=math.inf), torch.arange(1))
+        guard.check(flags(cross=math.inf), NAMES, torch.arange(1))
 
 
 def test_finite_losses_pass_and_nothing_is_left_to_drain_on_the_cpu() -> None:
     guard = FiniteGuard(locate)
-    guard.check(losses(main=3e38), torch.arange(1))
+    guard.check(flags(main=3e38), NAMES, torch.arange(1))
     guard.drain()
     assert guard.step == 1

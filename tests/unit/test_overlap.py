@@ -130,8 +130,8 @@ def test_scalars_and_tables_name_every_early_tower() -> None:
     assert any("lookup > forward:a > early_backward:a" in row[1] for row in step.rows)
 
 
-def run_step(streams: MeasuredStreams, ops: tuple[Op, ...] = OPS) -> None:
-    streams.begin()
+def run_step(streams: MeasuredStreams, ops: tuple[Op, ...] = OPS, *, measure: bool = True) -> None:
+    streams.begin(measure=measure)
     for op in ops:
         with streams.run(op):
             pass
@@ -151,8 +151,7 @@ def test_measured_streams_time_the_last_step_in_launch_order() -> None:
 
 def test_measured_streams_can_let_steps_pass() -> None:
     streams = MeasuredStreams(NullStreams(), CPU)
-    streams.measuring = False
-    run_step(streams)
+    run_step(streams, measure=False)
     assert streams.intervals() == ()
 
 
@@ -166,7 +165,7 @@ def test_a_worker_is_seen_beside_the_main_thread() -> None:
             both_inside.wait()
             both_inside.wait()
 
-    streams.begin()
+    streams.begin(measure=True)
     worker = threading.Thread(target=early_backward, name="worker")
     worker.start()
     with streams.run(OVER_ARCH):
@@ -184,7 +183,7 @@ def test_a_worker_is_seen_beside_the_main_thread() -> None:
 
 def test_an_operation_that_raises_leaves_no_interval() -> None:
     streams = MeasuredStreams(NullStreams(), CPU)
-    streams.begin()
+    streams.begin(measure=True)
     with pytest.raises(ZeroDivisionError), streams.run(LOOKUP):
         raise ZeroDivisionError
     assert streams.intervals() == ()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schedule_cases import make_config, refusals, tower
 from schedule_strategies import configurations
 
-from erase_rec.schedule.plan import MAIN, Plan, TowerPlan
+from erase_rec.schedule.plan import BESIDE, MAIN, Plan, TowerPlan
 from erase_rec.schedule.program import Op, guaranteed_order, program
 from erase_rec.schedule.streams import RecordingStreams
 
@@ -196,6 +196,7 @@ def test_launch_order_of_early_backwards() -> None:
     """Own targets launch right after their forward; joint ones after the join, before the over-arch."""
     assert [op.key for op in program(three_towers())] == [
         "lookup",
+        "order",
         "forward:deep",
         "local_loss:deep",
         "early_backward:deep",
@@ -208,6 +209,7 @@ def test_launch_order_of_early_backwards() -> None:
         "early_backward:cross",
         "over_arch",
         "check",
+        "metrics",
         "backward",
         "update",
         "table_update",
@@ -224,6 +226,18 @@ def test_a_tower_is_reduced_and_updated_where_its_gradient_is_ready() -> None:
     assert order.index("update:cross") < order.index("backward")
     by_worker = [op.key for op in program(replace(plan, dispatch="non_blocking"))]
     assert by_worker.index("reduce:deep") > by_worker.index("over_arch")
+
+
+def test_work_that_nothing_waits_for_has_a_stream_of_its_own_beside_others() -> None:
+    """Sorting ids and the metrics' sums are on nobody's path before the table update and the end."""
+    ops = {op.key: op for op in program(three_towers())}
+    assert ops["order"].stream == ops["metrics"].stream == BESIDE
+    assert [key for key, op in ops.items() if "order" in op.waits] == ["table_update"]
+    assert [key for key, op in ops.items() if "metrics" in op.waits] == ["end"]
+    one_stream = program(Plan.from_config(make_config([tower("deep")], schedule={"preset": "exact"})))
+    assert {op.stream for op in one_stream} == {MAIN}
+    untrained = program(replace(three_towers(), embedding_gradient="none"))
+    assert "order" not in {op.key for op in untrained}
 
 
 def test_without_early_backward_there_is_one_backward() -> None:
