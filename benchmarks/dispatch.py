@@ -179,6 +179,7 @@ def build(way: Way, config: Config, datasets: Datasets, embeddings: Embeddings, 
     plan = Plan.from_config(config)
     streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
     blocks = trained_blocks(model, plan)
+    optimizer = make_optimizer(config, model, plan, blocks, machine.dtype)
     where = NullStreams() if way.ddp_on_default_stream else streams
     by_worker = plan.dispatch == "non_blocking"
     gradients = GradientProgram(
@@ -187,13 +188,12 @@ def build(way: Way, config: Config, datasets: Datasets, embeddings: Embeddings, 
         build_local_losses(config),
         streams,
         device=machine.device,
-        autocast_dtype=machine.autocast_dtype,
         reduction=make_reduction(plan, blocks, world, where, chunk_mib=config.distributed.bucket_mib),
         dispatch=WorkerDispatch(plan.workers, machine.device, engine_threads=way.engine_threads)
         if by_worker
         else BlockingDispatch(),
     )
-    step = ScheduledStep(gradients, make_optimizer(config, gradients), FiniteGuard(datasets.train.locate))
+    step = ScheduledStep(gradients, optimizer, FiniteGuard(datasets.train.locate))
     off = not (way.engine_threads or by_worker)
     return Arm(
         way, step, streams, plan, lambda: torch.autograd.set_multithreading_enabled(False) if off else nullcontext()
@@ -217,7 +217,7 @@ def main(
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # one of the ways is wrong on purpose
     with join_world(on_cuda=machine.device.type == "cuda", timeout_s=60, grouped=True) as world:
         datasets = build_datasets(configs[0])
-        embeddings = build_embeddings(configs[0], datasets.table_rows, machine.device)
+        embeddings = build_embeddings(configs[0], datasets.table_rows, machine.device, machine.dtype)
         batches = resident_batches(datasets.train.batches(0), configs[0].train.local_batch_size, machine.device)
         arms = [build(way, each, datasets, embeddings, machine, world) for way, each in zip(ways, configs, strict=True)]
         for arm in arms:

@@ -117,6 +117,7 @@ class Trainer:
         ranks = state["ranks"]
         tensors = self._tensors() | self._random.empty(ranks)
         checkpoint.load(path, tensors)
+        self.parts.optimizer.refresh()
         # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
         self.parts.model.embeddings.load_optimizer_state(
             {
@@ -290,6 +291,7 @@ class Trainer:
         """Every tensor of the run but the generators', by a name that depends on no schedule, backend or rank."""
         embeddings = self.parts.model.embeddings
         return served_tensors(self.parts.model) | {
+            **{f"model/{name}": value for name, value in self.parts.optimizer.masters().items()},
             **{
                 f"table_optimizer/{table}/{name}": value
                 for table, entries in embeddings.optimizer_state().items()
@@ -301,6 +303,9 @@ class Trainer:
 
 
 def served_tensors(model: CTRModel) -> dict[str, Tensor]:
-    """Tensors that predictions depend on, by checkpoint name; share storage with the model."""
+    """Tensors that predictions depend on, by checkpoint name; share storage with the model.
+
+    Those of a model in training are to be replaced by the optimizer's masters: checkpoints are float32 throughout.
+    """
     tensors = {f"model/{name}": value for name, value in model.dense_state().items()}
     return tensors | {f"tables/{name}": value for name, value in model.embeddings.tables().items()}

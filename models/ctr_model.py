@@ -124,7 +124,7 @@ class CTRModel(nn.Module):
     def score(self, batch: Batch) -> Scores:
         """Forward pass of the whole model on the current stream.
 
-        The caller chooses grad, autocast and train mode. Logits are [B], float32 at least.
+        The caller chooses grad and train mode. Logits are [B], float32 at least.
         """
         pooled_BE = self.embeddings(batch.sparse)
         outputs: dict[str, Tensor] = {}

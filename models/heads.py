@@ -18,5 +18,5 @@ class LogitHead(nn.Module):
         self.linear = nn.Linear(in_dim, 1)
 
     def forward(self, x_BN: Tensor) -> Tensor:
-        """[B, in_dim] -> logit [B], float32 at least whatever autocast chooses."""
+        """[B, in_dim] -> logit [B], float32 at least in bf16 too."""
         return at_least_float32(self.linear(x_BN).squeeze(1))

@@ -23,11 +23,15 @@ from erase_rec.distributed.replicated_tables import ReplicatedTables
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
+from erase_rec.precision import batch_norm_parameters
+from erase_rec.protocols import Embeddings
 from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.gradients import GradientProgram, trained_blocks
+from erase_rec.schedule.loss_gradients import all_blocks
 from erase_rec.schedule.measured_streams import MeasuredStreams
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.reduction.build import make_reduction
+from erase_rec.schedule.reduction.reduction import Blocks
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.step_graphs import StepGraphs
 from erase_rec.schedule.streams import make_streams
@@ -61,11 +65,11 @@ class Machine:
 
     Attributes:
         device: the device of model and batches.
-        autocast_dtype: bfloat16 under ``train.precision: bf16``, else None.
+        dtype: of the towers, the over-arch and the pooled embeddings: ``train.precision``.
     """
 
     device: torch.device
-    autocast_dtype: torch.dtype | None
+    dtype: torch.dtype
 
     @classmethod
     def prepare(cls, config: Config) -> Machine:
@@ -83,7 +87,7 @@ class Machine:
         torch.set_float32_matmul_precision(precision)
         on_cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
         device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
-        return cls(device, torch.bfloat16 if config.train.precision == "bf16" else None)
+        return cls(device, torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
 
     @property
     def pins(self) -> bool:
@@ -113,46 +117,68 @@ def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:
 
 
 def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
-    """Evaluation forward of ``model`` for batches in host memory, in the precision of training."""
+    """Evaluation forward of ``model`` for batches in host memory, in the model's precision."""
 
     def score(batch: Batch) -> Scores:
-        with torch.autocast(
-            machine.device.type,
-            dtype=machine.autocast_dtype or torch.bfloat16,
-            enabled=machine.autocast_dtype is not None,
-        ):
-            return model.score(batch.to(machine.device, non_blocking=True))
+        return model.score(batch.to(machine.device, non_blocking=True))
 
     return score
 
 
-def make_optimizer(config: Config, gradients: GradientProgram) -> DenseOptimizer:
-    """A block a tower where towers are updated or clipped by themselves, else all dense parameters in one."""
-    apart = gradients.plan.optimizer == "per_tower" or config.optimizer.dense.clip == "per_tower"
-    blocks = gradients.blocks if apart else {DENSE_BLOCK: gradients.dense_parameters()}
-    return DenseOptimizer(config.optimizer.dense, blocks)
+def make_optimizer(config: Config, model: CTRModel, plan: Plan, blocks: Blocks, dtype: torch.dtype) -> DenseOptimizer:
+    """A block a tower where towers are updated or clipped by themselves, else all dense parameters in one.
+
+    The model computes in ``dtype`` from here on. Comes before the reduction, which keeps dtype and memory in mind.
+    """
+    apart = plan.optimizer == "per_tower" or config.optimizer.dense.clip == "per_tower"
+    trained = {name: parameter for named in blocks.values() for name, parameter in named.items()}
+    every = {name: parameter for named in all_blocks(model, plan).values() for name, parameter in named.items()}
+    return DenseOptimizer(
+        config.optimizer.dense,
+        blocks if apart else {DENSE_BLOCK: trained},
+        dtype=dtype,
+        untrained={name: parameter for name, parameter in every.items() if name not in trained},
+        in_float32=batch_norm_parameters(model),
+    )
 
 
-def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: Machine, world: World) -> Parts:
-    """Everything that the trainer needs, with initial weights."""
+def build_parts(
+    config: Config,
+    datasets: Datasets,
+    folder: RunFolder,
+    machine: Machine,
+    world: World,
+    *,
+    embeddings: Embeddings | None = None,
+) -> Parts:
+    """Everything that the trainer needs, with initial weights.
+
+    Args:
+        config: checked.
+        datasets: rows to train on and to evaluate on.
+        folder: where checkpoints go.
+        machine: where to compute.
+        world: the ranks.
+        embeddings: tables of another model of this configuration and world, to be shared; None: new ones.
+    """
     torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
-    embeddings = build_embeddings(config, datasets.table_rows, machine.device)
-    if world.size > 1:
-        embeddings = ReplicatedTables(embeddings, world)
+    if embeddings is None:
+        embeddings = build_embeddings(config, datasets.table_rows, machine.device, machine.dtype)
+        if world.size > 1:
+            embeddings = ReplicatedTables(embeddings, world)
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
     streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
     blocks = trained_blocks(model, plan)
+    optimizer = make_optimizer(config, model, plan, blocks, machine.dtype)
     gradients = GradientProgram(
         model,
         plan,
         build_local_losses(config),
         streams,
         device=machine.device,
-        autocast_dtype=machine.autocast_dtype,
         reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
     )
-    optimizer = make_optimizer(config, gradients)
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
     metrics = ProgressiveEvaluation(names, machine.device, world)
@@ -181,7 +207,7 @@ def build_parts(config: Config, datasets: Datasets, folder: RunFolder, machine: 
         eval_loader=datasets.eval,
         evaluator=PooledEvaluator(names, world),
         metrics=metrics,
-        replicas=ReplicaGuard(world, model, config.distributed.check_every),
+        replicas=ReplicaGuard(world, model, config.distributed.check_every, optimizer.masters()),
         checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints),
         data_fingerprint=datasets.fingerprint,
     )

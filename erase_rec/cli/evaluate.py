@@ -34,6 +34,7 @@ def command(
     from erase_rec.checkpoint import load
     from erase_rec.cli.assembly import ContentCatalog, join_ranks, scorer
     from erase_rec.config.load import load_config
+    from erase_rec.precision import cast_parameters
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import EvalSummary, TowerSummary, metrics_table, summarize_eval
     from erase_rec.trainer import served_tensors
@@ -54,8 +55,10 @@ def command(
     with join_ranks(config) as (world, machine):
         features = load_features(folder.features)
         held_out = build_eval(config, features, rank=world.rank, world_size=world.size, pin=machine.pins)
-        model = build_model(config, build_embeddings(config, features.table_rows, machine.device), machine.device)
+        embeddings = build_embeddings(config, features.table_rows, machine.device, machine.dtype)
+        model = build_model(config, embeddings, machine.device)
         load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
+        cast_parameters(model, machine.dtype)
         model.train(False)
         with torch.no_grad():
             result = PooledEvaluator(model.tower_names(), world).evaluate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +25,21 @@ class DivergenceError(RuntimeError):
 class ReplicaGuard:
     """Compares the replicas of a model at the start, every ``check_every`` steps and at the end."""
 
-    def __init__(self, world: World, model: CTRModel, check_every: int) -> None:
+    def __init__(
+        self, world: World, model: CTRModel, check_every: int, masters: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Compares nothing yet.
 
         Args:
             world: the ranks.
             model: this rank's replica.
             check_every: steps between two comparisons.
+            masters: weights in full precision by the names of ``model.dense_state()``, compared in place of those.
         """
         self._world = world
         self._model = model
         self._check_every = check_every
+        self._masters = masters or {}
 
     def is_due(self, step: int) -> bool:
         """Whether several replicas are to be compared after ``step`` steps."""
@@ -54,7 +58,7 @@ class ReplicaGuard:
             counts = ", ".join(f"rank {rank} for {tail.count}" for rank, tail in tails.items())
             where = first_difference(tails) or f"the ranks asked for different collectives: {counts} in all"
             raise DivergenceError(f"step {step}: {where}")
-        blocks = blocks_of(self._model)
+        blocks = blocks_of(self._model, self._masters)
         own = torch.stack([bit_hash(tensors) for tensors in blocks.values()])
         hashes_RB = torch.stack(self._world.gather("replicas.hash", own)).tolist()
         problems = [
@@ -100,9 +104,9 @@ def _modules(block: TowerBlock | OverArch) -> list[nn.Module]:
     return list(block.modules())
 
 
-def blocks_of(model: CTRModel) -> dict[str, list[Tensor]]:
+def blocks_of(model: CTRModel, masters: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """Tensors of each tower, of the over-arch and of each table, by the name that messages use."""
-    state = model.dense_state()
+    state = model.dense_state() | dict(masters)
     blocks = {
         f"tower {name}": [value for key, value in state.items() if key.startswith(f"towers.{name}.")]
         for name in model.tower_names()

@@ -33,9 +33,9 @@ of summation, micro-batches and TF32 differ by less; a loss, a micro-batch or a 
 def audit(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, *, step: int = 0) -> AuditReport:
     """Differentiates every loss of the plan alone on ``batch``, then runs the plan; changes nothing.
 
-    Runs in the model's precision without autocast, and in evaluation mode, because both passes must see the same
-    model: no dropout, and running statistics are used and kept. Synchronises the host. On several ranks the tables are
-    looked up as in training, so every rank takes part.
+    Runs in the model's precision and in evaluation mode, because both passes must see the same model: no dropout, and
+    running statistics are used and kept. Synchronises the host. On several ranks the tables are looked up as in
+    training, so every rank takes part.
 
     Args:
         model: in training mode; left so.

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from erase_rec.batch import Batch
+from erase_rec.kernels.cross_entropy import cross_entropy
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
@@ -71,7 +71,6 @@ class GradientProgram:
         streams: Streams,
         *,
         device: torch.device,
-        autocast_dtype: torch.dtype | None = None,
         reduction: Reduction | None = None,
         dispatch: Dispatch | None = None,
         graphs: Graphs | None = None,
@@ -84,7 +83,6 @@ class GradientProgram:
             losses: local loss of each tower that has one in the plan.
             streams: where to run it.
             device: the model's device.
-            autocast_dtype: dtype of towers and over-arch under autocast; None: no autocast.
             reduction: of the plan's kind, over :func:`trained_blocks`; None: no reduction.
             dispatch: None: as the plan says.
             graphs: None: as the plan says.
@@ -98,7 +96,6 @@ class GradientProgram:
         self._streams = streams
         self._dispatch = dispatch or make_dispatch(plan.dispatch, plan.workers, device)
         self._graphs = graphs or make_graphs(plan, model, device)
-        self._autocast_dtype = autocast_dtype
         self._programs: dict[int, tuple[Op, ...]] = {}
         self._towers = {tower.name: model.tower(tower.name) for tower in plan.towers}
         self._late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
@@ -230,15 +227,6 @@ class GradientProgram:
                 error.add_note(f"in {op.kind} of tower {op.tower}")
             raise
 
-    def _autocast(self) -> torch.autocast:
-        # The cache of cast weights is shared between streams; a cast made on one and read on another is a race.
-        return torch.autocast(
-            self.device.type,
-            dtype=self._autocast_dtype or torch.bfloat16,
-            enabled=self._autocast_dtype is not None,
-            cache_enabled=False,
-        )
-
     def _lookup(self, state: StepState, op: Op) -> None:
         batch = state.batch
         state.pooled = self.model.embeddings(batch.sparse)
@@ -259,8 +247,7 @@ class GradientProgram:
         inputs = [self._graphs.hold(f"{op.key}:{name}", self._cut(micro.outputs, name)) for name in tower.inputs]
 
         def compute() -> tuple[Tensor, Tensor]:
-            with self._autocast():
-                return self._towers[tower.name](micro.dense, leaf, inputs)
+            return self._towers[tower.name](micro.dense, leaf, inputs)
 
         last = self._is_last(state, op)
         output, logit = self._graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
@@ -278,8 +265,7 @@ class GradientProgram:
 
     def _logit_join(self, state: StepState, op: Op) -> None:
         micro = state.micros[op.micro]
-        total = total_of([logit.detach() for logit in micro.logits.values()])
-        assert total is not None
+        total = torch.stack([logit.detach() for logit in micro.logits.values()]).sum(dim=0)
         micro.logit_sum = self._graphs.hold(op.key, total)
 
     def _local_loss(self, state: StepState, op: Op) -> None:
@@ -304,7 +290,8 @@ class GradientProgram:
         if tower.loss.target == "own":
             return logit
         assert micro.logit_sum is not None
-        return logit + (micro.logit_sum - logit.detach())
+        joint: Tensor = _InPlaceOf.apply(logit, micro.logit_sum)  # type: ignore[no-untyped-call]
+        return joint
 
     def _early_backward(self, state: StepState, op: Op) -> None:
         micro, tower = state.micros[op.micro], self._tower(op)
@@ -326,11 +313,10 @@ class GradientProgram:
         logits = [self._cut(micro.logits, tower.name) for tower in self.plan.towers]
 
         def run() -> Tensor:
-            with self._autocast():
-                return self.model.over_arch(outputs, logits)
+            return self.model.over_arch(outputs, logits)
 
         micro.logit = self.reduction.call(OVER_ARCH, run, last=self._is_last(state, op))
-        micro.loss = binary_cross_entropy_with_logits(micro.logit, micro.label.to(micro.logit.dtype))
+        micro.loss = cross_entropy(micro.logit, micro.label)
 
     def _backward(self, state: StepState, op: Op) -> None:
         """Aggregate backward: the main loss and every local loss that was not launched early, in one call."""
@@ -371,6 +357,18 @@ class GradientProgram:
 
     def _is_last(self, state: StepState, op: Op) -> bool:
         return op.micro == len(state.micros) - 1
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """The value of ``total`` where ``part``, a term of it, stands: the gradient goes to ``part``, unchanged."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, part: Tensor, total: Tensor) -> Tensor:
+        return total.view_as(total)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 def trained_blocks(model: CTRModel, plan: Plan) -> dict[str, dict[str, nn.Parameter]]:

@@ -91,10 +91,12 @@ class ScheduledStep:
 
         def update(state: StepState, op: Op) -> None:
             blocks = self._gradients.updated_blocks(op)
-            self._take_gradients(blocks)
+            gradients = {block: self._take_gradients(block) for block in blocks}
             if measure:
-                norms.update({block: _norm(self._of_block(block)) for block in blocks})
-            self._update(blocks if self._gradients.plan.optimizer == "per_tower" else self._optimizer.blocks)
+                norms.update({block: _norm(found.values()) for block, found in gradients.items()})
+            together = {name: gradient for found in gradients.values() for name, gradient in found.items()}
+            for block in blocks if self._gradients.plan.optimizer == "per_tower" else self._optimizer.blocks:
+                self._optimizer.step(block, together, self._max_grad_norm)
             for block in blocks:
                 self._gradients.finish(block)
 
@@ -110,21 +112,9 @@ class ScheduledStep:
         finish = {"check": check, "metrics": metrics, "update": update, "table_update": table_update}
         return _output(self._gradients.run(batch, finish, measure=measure), norms)
 
-    def _take_gradients(self, blocks: Iterable[str]) -> None:
-        for block in blocks:
-            self._gradients.wait(block)
-            for name, parameter in self._gradients.blocks[block].items():
-                parameter.grad = self._gradients.reduction.gradient(block, name)
-
-    def _of_block(self, block: str) -> list[Tensor]:
-        found = [parameter.grad for parameter in self._gradients.blocks[block].values()]
-        return [gradient for gradient in found if gradient is not None]
-
-    def _update(self, blocks: Iterable[str]) -> None:
-        for block in blocks:
-            if self._max_grad_norm is not None:
-                self._optimizer.clip(block, self._max_grad_norm)
-            self._optimizer.step(block)
+    def _take_gradients(self, block: str) -> dict[str, Tensor | None]:
+        self._gradients.wait(block)
+        return {name: self._gradients.reduction.gradient(block, name) for name in self._gradients.blocks[block]}
 
 
 def _output(state: StepState, norms: Mapping[str, Tensor]) -> StepOutput:
@@ -138,7 +128,7 @@ def _output(state: StepState, norms: Mapping[str, Tensor]) -> StepOutput:
     )
 
 
-def _norm(gradients: list[Tensor]) -> Tensor:
-    """Norm over all, on the device."""
-    norms = torch.stack([gradient.float().square().sum() for gradient in gradients])
+def _norm(gradients: Iterable[Tensor | None]) -> Tensor:
+    """Norm over all that are there, on the device."""
+    norms = torch.stack([gradient.float().square().sum() for gradient in gradients if gradient is not None])
     return norms.sum().sqrt()

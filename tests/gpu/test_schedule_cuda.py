@@ -37,9 +37,7 @@ def test_streams_change_no_gradient(tmp_path, preset: str, precision: str) -> No
     losses = build_local_losses(config)
 
     def program(streams) -> GradientProgram:  # type: ignore[no-untyped-def]
-        return GradientProgram(
-            model, plan, losses, streams, device=machine.device, autocast_dtype=machine.autocast_dtype
-        )
+        return GradientProgram(model, plan, losses, streams, device=machine.device)
 
     on_streams, in_place = program(make_streams(plan.streams(), machine.device)), program(NullStreams())
     batches: list[Batch] = [batch.to(machine.device) for batch in datasets.train.batches(0) if batch.size == 2048]

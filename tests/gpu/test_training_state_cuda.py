@@ -65,9 +65,8 @@ def test_check_does_not_wait_for_the_device() -> None:
 
 def trained(optimizer: DenseOptimizer, weight: nn.Parameter, start: int, end: int) -> None:
     for step in range(start, end):
-        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step)).cuda()
-        optimizer.clip("dense", 1.0)
-        optimizer.step("dense")
+        gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step)).cuda()
+        optimizer.step("dense", {"w": gradient}, max_norm=1.0)
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "sgd"])
@@ -80,9 +79,10 @@ def test_optimizer_resumes_bitwise_through_a_checkpoint(tmp_path: Path, kind: st
 
     stopped = DenseOptimizer(config, {"dense": {"w": first}})
     trained(stopped, first, 0, 2)
-    path = CheckpointManager(tmp_path, keep=1).save(2, {"w": first} | stopped.state(), {}, is_best=False)
+    path = CheckpointManager(tmp_path, keep=1).save(2, stopped.masters() | stopped.state(), {}, is_best=False)
     resumed = DenseOptimizer(config, {"dense": {"w": second}})
-    checkpoint.load(path, {"w": second} | resumed.state())
+    checkpoint.load(path, resumed.masters() | resumed.state())
+    resumed.refresh()
     trained(resumed, second, 2, 6)
     assert torch.equal(second, whole)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from erase_rec.batch import Batch, SparseBatch
 from erase_rec.config.schema import Config
 from erase_rec.errors import ConfigError, UserError
+from erase_rec.precision import cast_parameters
 from models.ctr_model import ColumnSelection, CTRModel, build_local_losses, build_model
 from models.kernels import own_kernel_applies
 from models.local_losses import FocalLoss
@@ -312,11 +313,12 @@ def test_exactly_what_the_main_loss_reaches_is_trainable(logits: str) -> None:
             assert parameter.requires_grad == (parameter.grad is not None)
 
 
-def test_logits_are_float32_under_bf16_autocast_and_outputs_are_not() -> None:
+def test_logits_of_a_bf16_model_are_float32_and_outputs_are_not() -> None:
     model, batch = make_model(TOWER_LIST), make_batch(5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, logit = model.tower("deep")(batch.dense, model.embeddings(batch.sparse))
-        scores = model.score(batch)
+    cast_parameters(model, torch.bfloat16)
+    model.embeddings.to(torch.bfloat16)  # type: ignore[attr-defined]
+    output, logit = model.tower("deep")(batch.dense, model.embeddings(batch.sparse))
+    scores = model.score(batch)
     assert (output.dtype, logit.dtype, scores.logit.dtype) == (torch.bfloat16, torch.float32, torch.float32)
 
 

@@ -53,13 +53,13 @@ def test_additive_logits_are_summed_onto_the_logit() -> None:
 
 
 @pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
-def test_logit_is_float32_under_bf16_autocast(logits: str) -> None:
+def test_the_logit_of_a_bf16_over_arch_is_float32(logits: str) -> None:
     over_arch, (outputs, tower_logits) = make(logits=logits), inputs()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = over_arch([output.bfloat16() for output in outputs], tower_logits)
+    expected = over_arch(outputs, tower_logits)
+    found = over_arch.bfloat16()([output.bfloat16() for output in outputs], tower_logits)
     assert found.dtype == torch.float32
     # bf16 keeps 8 bits.
-    torch.testing.assert_close(found, over_arch(outputs, tower_logits), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
 def test_dropout_acts_in_training_only() -> None:
