@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from erase_rec.batch import Batch
 from erase_rec.kernels.cross_entropy import cross_entropy
+from erase_rec.kernels.gradient_sum import sum_gradients
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
@@ -181,10 +182,9 @@ class GradientProgram:
         """Sum of the leaves' gradients in tower order, [B, E]; None when no leaf has one."""
         order = [tower.name for tower in self.plan.towers]
         parts = [
-            total_of([micro.leaf_gradients[name] for name in order if name in micro.leaf_gradients])
-            for micro in state.micros
+            [micro.leaf_gradients[name] for name in order if name in micro.leaf_gradients] for micro in state.micros
         ]
-        present = [part for part in parts if part is not None]
+        present = [sum_gradients(found) for found in parts if found]
         assert len(present) in {0, len(parts)}
         return whole(present) if present else None
 
