@@ -19,7 +19,7 @@ from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings, LocalLoss
 from erase_rec.protocols import OverArch as OverArchProtocol
 from models.heads import LogitHead
-from models.layers import missing_columns, seeded, side_by_side
+from models.layers import MLP, missing_columns, seeded, side_by_side
 from models.local_losses import build_local_loss
 from models.over_arch import OverArch
 from models.registry import component
@@ -189,6 +189,9 @@ def build_model(
         over_arch = OverArch(config.over_arch, [block.out_dim for block in towers.values()])
     for module in (*towers.values(), over_arch):
         module.to(device=device, dtype=dtype)
+        for part in module.modules():
+            if isinstance(part, Tower | MLP | LogitHead):
+                part.own_kernels = config.model.kernels == "auto"
     return CTRModel(embeddings, towers, over_arch)
 
 
@@ -227,7 +230,6 @@ def _build_tower(
             zero_columns=zero_columns,
             frozen=tower.frozen,
         )
-    block.tower.own_kernels = config.model.kernels == "auto"
     has_loss = tower.loss is not None and tower.loss.weight > 0
     if not has_loss and config.over_arch.logits == "none":
         block.head.requires_grad_(False)

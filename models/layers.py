@@ -6,15 +6,25 @@ Shapes: B rows, N input columns, X any width.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from models.kernels import own_kernel_applies
+from models.kernels.linear import linear
+
 
 class MLP(nn.Module):
-    """Linear layers ``in_dim -> sizes[0] -> ... -> sizes[-1]``, a ReLU after each; the identity without sizes."""
+    """Linear layers ``in_dim -> sizes[0] -> ... -> sizes[-1]``, a ReLU after each; the identity without sizes.
+
+    Attributes:
+        own_kernels: a linear layer and its ReLU may be one operation.
+    """
+
+    own_kernels: bool = False
 
     def __init__(self, in_dim: int, sizes: Sequence[int], *, dropout: float = 0.0, batch_norm: bool = False) -> None:
         super().__init__()
@@ -32,8 +42,20 @@ class MLP(nn.Module):
 
     def forward(self, x_BN: Tensor) -> Tensor:
         """[B, in_dim] -> [B, out_dim]."""
-        result: Tensor = self.layers(x_BN)
-        return result
+        if not (self.own_kernels and own_kernel_applies(x_BN)):
+            result: Tensor = self.layers(x_BN)
+            return result
+        followed = itertools.chain(self.layers, [None])
+        fused = False
+        for layer, following in itertools.pairwise(followed):
+            if isinstance(layer, nn.Linear):
+                fused = isinstance(following, nn.ReLU)
+                x_BN = linear(x_BN, layer, relu=fused)
+            elif fused:
+                fused = False  # that ReLU
+            elif layer is not None:
+                x_BN = layer(x_BN)
+        return x_BN
 
 
 class RowTolerantBatchNorm(nn.BatchNorm1d):

@@ -8,6 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from erase_rec.config.schema import Fraction, LossConfig, NonNegativeNumber
 from erase_rec.config.types import Params
+from erase_rec.kernels.cross_entropy import cross_entropy
 from erase_rec.protocols import LocalLoss
 from models.layers import at_least_float32
 from models.registry import component
@@ -24,8 +25,7 @@ class BCELoss:
 
     def __call__(self, logit_B: Tensor, label_B: Tensor) -> Tensor:
         """Scalar in the logit's precision, float32 at least."""
-        logit_B = at_least_float32(logit_B)
-        return binary_cross_entropy_with_logits(logit_B, label_B.to(logit_B.dtype))
+        return cross_entropy(at_least_float32(logit_B), label_B)
 
 
 class FocalLoss:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -231,7 +232,8 @@ class GradientProgram:
         batch = state.batch
         state.pooled = self.model.embeddings(batch.sparse)
         state.tower_input = self._graphs.hold("pooled", state.pooled).detach()
-        dense, label = self._graphs.hold("dense", batch.dense), self._graphs.hold("label", batch.label)
+        dense = self._graphs.hold("dense", batch.dense.to(state.pooled.dtype))
+        label = self._graphs.hold("label", batch.label)
         for micro in state.micros:
             micro.dense, micro.label = dense[micro.rows], label[micro.rows]
 
@@ -405,8 +407,18 @@ def _nothing(state: StepState, op: Op) -> None:
 
 
 def _grad(loss: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    found: Sequence[Tensor | None] = torch.autograd.grad(loss, inputs, allow_unused=True)
+    found: Sequence[Tensor | None] = torch.autograd.grad(loss, inputs, grad_outputs=_one(loss), allow_unused=True)
     return found
+
+
+def _one(scalar: Tensor) -> Tensor:
+    """1 beside ``scalar``, which autograd would make anew, by a launch, in each backward."""
+    return _one_of(scalar.device, scalar.dtype)
+
+
+@cache
+def _one_of(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.ones((), device=device, dtype=dtype)
 
 
 def _keep(micro: MicroState, leaves: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
