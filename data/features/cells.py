@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data.features.encoding import FIRST_ROW, MISSING_ROW, BoolArray, IntArray
+from data.features.whole_numbers import parse_whole
+from data.text_views import texts_of, views_of, words_of
 
 FloatArray = npt.NDArray[np.float64]
 OffsetArray = npt.NDArray[np.int32 | np.int64]
@@ -86,15 +88,33 @@ def read_categories(
     is_dictionary = pa.types.is_dictionary(array.type)
     if not _holds_categories(array.type.value_type if is_dictionary else array.type):
         raise BadColumnError(array.type, CATEGORY_TYPES)
-    encoded = array if is_dictionary else array.dictionary_encode()
-    texts = _as_text(encoded.dictionary)
+    if is_text(array.type) and not array.null_count:
+        codes, texts = distinct_texts(array)
+    else:
+        encoded = array if is_dictionary else array.dictionary_encode()
+        texts = _as_text(encoded.dictionary)
+        indices = encoded.indices
+        codes = (indices.cast(pa.int64()).fill_null(len(texts)) if indices.null_count else indices).to_numpy()
     values = np.arange(FIRST_ROW, FIRST_ROW + len(texts) + 1, dtype=np.int32)
     values[:-1][~present_texts(texts, missing_values)] = missing_row
     values[-1] = missing_row
-    codes = encoded.indices
-    if codes.null_count:
-        codes = codes.cast(pa.int64()).fill_null(len(texts))
-    return Categories(values[codes.to_numpy()], texts.fill_null("") if texts.null_count else texts)
+    return Categories(values.take(codes), texts.fill_null("") if texts.null_count else texts)
+
+
+def distinct_texts(texts: pa.Array) -> tuple[IntArray, pa.Array]:
+    """Each text once, in the order of their first places.
+
+    Args:
+        texts: string, large_string or string_view [n] without nulls.
+
+    Returns:
+        For each of ``texts`` its position among the distinct ones, int32 [n], and these, large_string.
+    """
+    words = words_of(texts)
+    encoded = (plain_text(texts) if words is None else _uint64_array(words)).dictionary_encode()
+    found = encoded.dictionary
+    codes = encoded.indices.to_numpy()
+    return codes, found.cast(pa.large_string()) if words is None else texts_of(found.to_numpy())
 
 
 def read_numbers(array: pa.Array, missing_values: Sequence[str] = ()) -> FloatArray:
@@ -145,6 +165,11 @@ def is_plain_text(kind: pa.DataType) -> bool:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text."""
     return bool(is_plain_text(kind) or pa.types.is_string_view(kind))
+
+
+def plain_text(array: pa.Array) -> pa.Array:
+    """The array; large_string in the place of string_view, whose rows Arrow 26 cannot select."""
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 def text_bytes(texts: pa.Array) -> tuple[OffsetArray, npt.NDArray[np.uint8]]:
@@ -200,10 +225,15 @@ def null_where_absent(texts: pa.Array, present: BoolArray) -> pa.Array:
     return type(texts).from_buffers(len(texts), offsets.slice(texts.offset * width), content, valid)
 
 
-def without_views(columns: pa.Table) -> pa.Table:
-    """The columns with large_string in the place of string_view, whose rows Arrow 26 cannot select."""
+def without_views(columns: pa.Table, *, nested_only: bool = False) -> pa.Table:
+    """The columns with large_string in the place of string_view, as :func:`plain_text`.
+
+    Args:
+        columns: of any types.
+        nested_only: leave columns alone that are string_view themselves.
+    """
     for position, kind in enumerate(columns.schema.types):
-        if is_plain_text(kind):
+        if is_plain_text(kind) or (nested_only and pa.types.is_string_view(kind)):
             continue
         plain = _without_views(columns.column(position), kind)
         if plain is not None:
@@ -275,8 +305,11 @@ def _as_text(values: pa.Array) -> pa.Array:
 
 
 def _parse(texts: pa.Array, missing_values: Sequence[str]) -> FloatArray:
-    if not is_plain_text(texts.type):
-        texts = texts.cast(pa.large_string())
+    if not missing_values and (views := views_of(texts)) is not None:
+        numbers = parse_whole(views)
+        if numbers is not None:
+            return numbers
+    texts = plain_text(texts)
     present = present_texts(texts, missing_values)
     try:
         # As they are: trimming all of them takes longer than parsing them.
@@ -289,6 +322,10 @@ def _parse(texts: pa.Array, missing_values: Sequence[str]) -> FloatArray:
         found = trimmed.take(pa.array(bad)).to_pylist()
         raise BadCellsError(bad, [f"found {shown(text)!r}, expected a number" for text in found])
     return _nan_for_null(trimmed.cast(pa.float64()))
+
+
+def _uint64_array(numbers: npt.NDArray[np.uint64]) -> pa.Array:
+    return pa.Array.from_buffers(pa.uint64(), len(numbers), [None, pa.py_buffer(numbers)], null_count=0)
 
 
 def _nan_for_null(numbers: pa.Array, valid: BoolArray | None = None) -> FloatArray:

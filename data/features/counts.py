@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data.features.cells import distinct_texts
 from data.features.encoding import BoolArray, IntArray
 from data.features.hashing import hash_texts
 from data.features.raw import offsets_of
@@ -115,10 +116,10 @@ class CategoryCounts:
 
     def _merge(self) -> None:
         both = _joined([self._counted, *self._pending])
-        encoded = both.texts.dictionary_encode()
-        counts = np.zeros(len(encoded.dictionary), dtype=np.int64)
-        np.add.at(counts, encoded.indices.to_numpy(), both.counts)
-        self._counted = Counted(encoded.dictionary, counts)
+        codes, texts = distinct_texts(both.texts)
+        counts = np.zeros(len(texts), dtype=np.int64)
+        np.add.at(counts, codes, both.counts)
+        self._counted = Counted(texts, counts)
         self._pending, self._pending_rows = [], 0
 
 

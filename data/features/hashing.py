@@ -21,16 +21,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data.block import RowArray
-from data.features.cells import OffsetArray, is_plain_text, present_texts, read_categories, text_bytes
+from data.features.cells import OffsetArray, is_plain_text, plain_text, present_texts, read_categories, text_bytes
 from data.features.encoding import FILLED_ROW, FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray, narrow_rows
 from data.features.raw import RawSparse
+from data.text_views import FIRST_BYTES, INLINE_BYTES, WORD_BYTES, views_of
 
 HashArray = npt.NDArray[np.uint64]
 
-WORD_BYTES = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], dtype=np.uint64)
-"""Masks of a word's first 0 to 8 bytes."""
+_LENGTH_TERMS: HashArray = np.arange(INLINE_BYTES + 1, dtype=np.uint64) * _GOLDEN
+"""n * G of the texts that are in their views."""
+_MARKS_PER_ROW = 6
+"""Bytes of bits a row, up to which a byte for each bit is faster than looking at the bits one by one."""
 _BITS = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 
 
@@ -52,11 +54,21 @@ def _hash(offsets: OffsetArray, content: npt.NDArray[np.uint8]) -> HashArray:
     starts, lengths = offsets[:-1] - first, offsets[1:] - offsets[:-1]
     # A word at every byte: indexing copies only what is asked for.
     hashes: HashArray = words[starts]
-    hashes &= _FIRST_BYTES.take(np.minimum(lengths, WORD_BYTES))
+    hashes &= FIRST_BYTES.take(np.minimum(lengths, WORD_BYTES))
     long = np.flatnonzero(lengths > WORD_BYTES)
     if len(long):
         hashes[long] += _further_words(words, starts[long].astype(np.int64), lengths[long].astype(np.int64))
     hashes ^= lengths.astype(np.uint64) * _GOLDEN
+    return _mixed(hashes)
+
+
+def _hash_views(views: npt.NDArray[np.void]) -> HashArray:
+    """The same of texts that are all in their views."""
+    lengths, hashes = views["length"], views["head"].copy()
+    if len(lengths) and int(lengths.max()) > WORD_BYTES:
+        long = np.flatnonzero(lengths > WORD_BYTES)
+        hashes[long] += _mixed(views["tail"][long].astype(np.uint64) + _GOLDEN)
+    hashes ^= _LENGTH_TERMS.take(lengths)
     return _mixed(hashes)
 
 
@@ -79,6 +91,11 @@ def read_buckets(array: pa.Array, num_embeddings: int, missing_values: Sequence[
     Raises:
         BadColumnError: the type holds no categories.
     """
+    if not missing_values and (views := views_of(array)) is not None:
+        rows = _bucket_rows(_hash_views(views), num_embeddings)
+        rows[views["length"] == 0] = missing_row
+        return rows
+    array = plain_text(array)
     if is_plain_text(array.type):
         offsets, content = text_bytes(array)
         rows = _bucket_rows(_hash(offsets, content), num_embeddings)
@@ -138,6 +155,11 @@ def no_bucket(num_embeddings: int) -> npt.NDArray[np.uint8]:
 
 def touch(bits: npt.NDArray[np.uint8], rows: RowArray) -> None:
     """Sets the bits of table rows, in place."""
+    if len(bits) <= _MARKS_PER_ROW * len(rows):
+        marks = np.zeros(8 * len(bits), dtype=np.bool_)
+        marks[rows] = True
+        bits |= np.packbits(marks, bitorder="little")
+        return
     byte_of, bit_of = rows >> 3, _BITS.take(rows & 7)
     unset = (bits.take(byte_of) & bit_of) == 0
     while unset.any():
@@ -155,7 +177,7 @@ def _further_words(words: HashArray, starts: IntArray, lengths: IntArray) -> Has
     at = np.repeat(starts, counts) + place * WORD_BYTES
     rest = np.repeat(lengths, counts) - place * WORD_BYTES
     terms = words[at]
-    terms &= _FIRST_BYTES.take(np.minimum(rest, WORD_BYTES))
+    terms &= FIRST_BYTES.take(np.minimum(rest, WORD_BYTES))
     terms += place.astype(np.uint64) * _GOLDEN
     return np.add.reduceat(_mixed(terms), text_starts)
 

@@ -13,6 +13,7 @@ from data.features.cells import (
     BadCellsError,
     is_plain_text,
     null_where_absent,
+    plain_text,
     present_texts,
     read_categories,
     shown,
@@ -56,6 +57,7 @@ def read_ids(array: pa.Array, num_embeddings: int, missing_values: Sequence[str]
         BadCellsError: cells that are no whole number of the range; all of them.
         BadColumnError: the type holds no categories.
     """
+    array = plain_text(array)
     if is_plain_text(array.type):
         present = present_texts(array, missing_values)
         ids, bad = _parse(null_where_absent(array, present), num_embeddings)

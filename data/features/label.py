@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from data.features.cells import BadCellsError, is_plain_text, read_categories, read_numbers, shown, text_bytes
 from data.features.encoding import FIRST_ROW
+from data.text_views import views_of
 from erase_rec.config.schema import LabelConfig
 
 LabelArray = npt.NDArray[np.uint8]
@@ -47,6 +48,11 @@ def read_labels(array: pa.Array, config: LabelConfig) -> LabelArray:
 
 def _digits(array: pa.Array) -> LabelArray | None:
     """The labels where each is one character, 0 or 1, as nearly always; None: look closer."""
+    if (views := views_of(array)) is not None:
+        if not (views["length"] == 1).all():
+            return None
+        digits = views["head"].astype(np.uint8) - np.uint8(ord("0"))
+        return digits if (digits <= 1).all() else None
     if not is_plain_text(array.type) or array.null_count:
         return None
     offsets, content = text_bytes(array)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from data.block import FloatArray as WeightArray
 from data.block import RowArray, Rows
-from data.features.cells import FloatArray
+from data.features.cells import FloatArray, distinct_texts
 from data.features.dense import count_clipped
 from data.features.encoding import FIRST_ROW, BoolArray, IntArray
 from erase_rec.config.schema import FeaturesConfig
@@ -171,16 +171,16 @@ def _join(parts: Sequence[RawSparse]) -> RawSparse:
 
 def _unify(parts: Sequence[RawSparse]) -> tuple[list[RowArray], pa.Array]:
     """The parts' values with regard to common texts, each of which is there once."""
-    unified = pa.concat_arrays([part.texts for part in parts]).dictionary_encode()
-    codes = unified.indices.to_numpy() + np.int32(FIRST_ROW)
+    codes, texts = distinct_texts(pa.concat_arrays([part.texts for part in parts]))
+    codes = codes + np.int32(FIRST_ROW)
     values: list[RowArray] = []
     start = 0
     for part in parts:
         assert part.texts is not None, "all parts were read by the same configuration"
         row_of = np.concatenate([np.arange(FIRST_ROW, dtype=np.int32), codes[start : start + len(part.texts)]])
-        values.append(row_of[part.values])
+        values.append(row_of.take(part.values))
         start += len(part.texts)
-    return values, unified.dictionary
+    return values, texts
 
 
 def _join_arrays(arrays: Sequence[pa.Array]) -> pa.Array:

@@ -13,7 +13,16 @@ from data.bad_rows import BadRow, BadRows
 from data.block import Rows
 from data.errors import DataError
 from data.features.bags import BadWeightsError
-from data.features.cells import BadCellsError, BadColumnError, FloatArray, one_array, read_numbers, shown, without_views
+from data.features.cells import (
+    BadCellsError,
+    BadColumnError,
+    FloatArray,
+    one_array,
+    plain_text,
+    read_numbers,
+    shown,
+    without_views,
+)
 from data.features.columns import column_of, subject_of
 from data.features.label import read_labels
 from data.features.raw import RawRows, RawSparse
@@ -61,7 +70,7 @@ class _Reading:
     """Reads a block column by column; a bad row is left out of what was read and of what is still to be read."""
 
     def __init__(self, block: Block, bad: BadRows) -> None:
-        self._block = replace(block, columns=without_views(block.columns))
+        self._block = replace(block, columns=without_views(block.columns, nested_only=True))
         self._bad = bad
         self._found: list[tuple[BadRow, DataError]] = []
         self._dense: list[FloatArray] = []
@@ -105,7 +114,7 @@ class _Reading:
             rows=Rows(block.file, block.unit, block.numbers),
             row_numbers=block.row_numbers,
             file_index=block.file_index,
-            extra={name: one_array(block.columns[name]) for name in extra},
+            extra={name: plain_text(one_array(block.columns[name])) for name in extra},
         )
 
     def _read(

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from data.bad_rows import BadRow, BadRows
 from data.errors import DataError
+from data.features.encoding import IntArray
 from data.sources import text_file
 from data.sources.content import HashedStream, InputFiles
 from data.sources.dialect import Dialect, header_hint
@@ -19,7 +21,7 @@ from data.sources.source import Block, Chunk, Split, positions_of, refuse_faulty
 from data.sources.text_file import Stretch
 
 RUN_BYTES = 1 << 20
-"""Bytes parsed at a time: what a run becomes stays in the processor's cache until it is encoded."""
+"""Bytes parsed at a time, and that a bad line makes slow."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class TextChunk:
         return self.stretch.content is None
 
     def blocks(self, columns: Sequence[str], bad: BadRows) -> Iterator[Block]:
-        """Rows as ``string`` columns; the empty text means missing.
+        """Rows as ``string_view`` columns; the empty text means missing.
 
         A line is a bad row if it has too many or too few fields, is blank, holds a line break, a NUL byte or a quote
         that is not closed, or is no UTF-8 text in one of ``columns``.
@@ -87,23 +89,35 @@ class TextChunk:
         refuse_faulty(columns, self.faults)
         parser = LineParser(self.layout.dialect, self.layout.names, positions)
         first_row = self.stretch.first_row
+        tables: list[pa.Table] = []
+        numbers: list[IntArray] = []
         for run, is_last in _runs(self._content()):
             table = parser.rows(run)
             if table is not None:
-                numbers = np.arange(first_row, first_row + table.num_rows, dtype=np.int64)
+                numbers.append(np.arange(first_row, first_row + table.num_rows, dtype=np.int64))
                 first_row += table.num_rows
             else:
+                if tables:
+                    yield self._block(tables, numbers)  # what is bad in its cells comes before these lines
+                    tables, numbers = [], []
                 lines = run.removesuffix(b"\n").split(b"\n")
                 found = parser.bad_lines(lines, cut_off=is_last and self.stretch.cut_off)
                 for line in found:
                     self._report(line, first_row + line.index, bad)
-                numbers = np.delete(np.arange(first_row, first_row + len(lines)), [line.index for line in found])
+                left = np.delete(np.arange(first_row, first_row + len(lines)), [line.index for line in found])
                 first_row += len(lines)
-                if not len(numbers):
+                if not len(left):
                     continue
+                numbers.append(left)
                 table = parser.rows(_without(lines, found))
                 assert table is not None, "lines that are rows by themselves are rows together"
-            yield Block(table, self.file.name, self.file_index, "line", numbers, self.layout.first_number)
+            tables.append(table)
+        if tables:
+            yield self._block(tables, numbers)
+
+    def _block(self, tables: Sequence[pa.Table], numbers: Sequence[IntArray]) -> Block:
+        columns, row_numbers = pa.concat_tables(tables), np.concatenate(numbers)
+        return Block(columns, self.file.name, self.file_index, "line", row_numbers, self.layout.first_number)
 
     def _content(self) -> bytes:
         stretch = self.stretch

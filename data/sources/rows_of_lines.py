@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from data.features.encoding import IntArray
 from data.sources.dialect import CARRIAGE_RETURN, Dialect, count_fields, shorten
 from data.sources.text_file import count_line_ends
+from data.text_views import WORD_BYTES, TextViews
 
+_LINE_END = ord("\n")
+_PIECE_BYTES = 64 << 10
+"""Bytes that are cut at a time: what is found of them stays in the processor's cache."""
 _TEXT = pa.string()
 
 
@@ -48,15 +54,21 @@ class LineParser:
     def __init__(self, dialect: Dialect, names: Sequence[str], positions: Sequence[int]) -> None:
         """Takes all column names in the order of the fields, and the positions of the wanted ones."""
         self._dialect, self._names, self._positions = dialect, names, positions
+        self._takes_all = list(positions) == list(range(len(names)))
         self._quote = dialect.quote.encode() if dialect.quote is not None else None
         self._delimiter = dialect.delimiter.encode()
         # A row by itself behind a run: a quote that is open at the run's end would swallow it.
         self._guard = b"\n" + (self._delimiter * (len(names) - 1) or b"x")
 
     def rows(self, run: bytes) -> pa.Table | None:
-        """The wanted columns of ``run``, whole lines; None unless every line, and by itself, is a row."""
+        """The wanted columns of ``run``, whole lines, as ``string_view``.
+
+        None unless every line, and by itself, is a row.
+        """
         if b"\0" in run or (b"\r" in run and run.count(b"\r") != run.count(b"\r\n")):
             return None
+        if self._is_plain(run):
+            return self._cut(run)
         count = count_line_ends(run) + (not run.endswith(b"\n"))
         guarded = self._quote is not None and self._quote in run
         try:
@@ -65,7 +77,42 @@ class LineParser:
             return None
         if table.num_rows != count + guarded:
             return None
-        return table.slice(0, count).rename_columns([self._names[position] for position in self._positions])
+        columns = [column.cast(pa.string_view()) for column in table.slice(0, count).columns]
+        return pa.table(columns, names=[self._names[position] for position in self._positions])
+
+    def _is_plain(self, run: bytes) -> bool:
+        """Whether fields are just what lies between delimiters: the common case, for which Arrow is not needed."""
+        quoted = self._quote is not None and self._quote in run
+        return len(self._names) > 1 and len(self._delimiter) == 1 and not quoted and run.isascii() and b"\r" not in run
+
+    def _cut(self, run: bytes) -> pa.Table | None:
+        """:meth:`rows` of a plain run: twice as fast as Arrow's reader, which copies every text."""
+        if not run.endswith(b"\n"):
+            run += b"\n"
+        content = np.zeros(len(run) + 2 * WORD_BYTES, dtype=np.uint8)
+        content[: len(run)] = np.frombuffer(run, dtype=np.uint8)
+        num_rows, fields = count_line_ends(run), len(self._names)
+        views = TextViews(content, len(self._positions), num_rows)
+        start = first_row = 0
+        while start < len(run):
+            end = run.rfind(b"\n", start, start + _PIECE_BYTES) + 1 or run.index(b"\n", start) + 1
+            piece = content[start:end]
+            ends = np.flatnonzero((piece == ord(self._delimiter)) | (piece == _LINE_END))
+            last = ends[fields - 1 :: fields]
+            # Every so many fields a line ends, and no line besides.
+            if len(ends) % fields or (piece[last] != _LINE_END).any() or count_line_ends(piece.data) != len(last):
+                return None
+            ends += start
+            starts = np.empty_like(ends)
+            starts[0], starts[1:] = start, ends[:-1] + 1
+            views.add(first_row, self._wanted(starts), self._wanted(ends))
+            start, first_row = end, first_row + len(last)
+        return pa.table(views.columns(run), names=[self._names[position] for position in self._positions])
+
+    def _wanted(self, bounds: IntArray) -> IntArray:
+        """Of a bound for each field of each line those of the wanted columns, int64 [lines, wanted]."""
+        lines = bounds.reshape(-1, len(self._names))
+        return lines if self._takes_all else lines[:, self._positions]
 
     def bad_lines(self, lines: Sequence[bytes], *, cut_off: bool) -> list[BadLine]:
         """Those that are no rows by themselves, in order.

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from data.bad_rows import BadRows
 from data.errors import DataError
+from data.features.cells import without_views
 from data.features.encoding import BoolArray, IntArray
 from erase_rec.errors import nearest
 
@@ -28,8 +29,8 @@ class Block:
     """R rows of one file as they were read, before the features; R is at least 1.
 
     Attributes:
-        columns: the requested columns, in the order asked for. Text files give ``string`` columns without nulls, in
-            which the empty text means missing; typed sources give their own types.
+        columns: the requested columns, in the order asked for. Text files give ``string_view`` columns without nulls,
+            in which the empty text means missing; typed sources give their own types.
         file: the file's name for messages.
         file_index: its position among the source's files.
         unit: what messages count: a ``line`` of a text file (a header counts), or a ``row``.
@@ -61,7 +62,7 @@ class Block:
 
     def select(self, keep: BoolArray) -> Block:
         """The rows at which ``keep``, bool [R], is true."""
-        columns = self.columns.filter(pa.array(keep))
+        columns = without_views(self.columns).filter(pa.array(keep))
         return Block(columns, self.file, self.file_index, self.unit, self.row_numbers[keep], self.first_number)
 
 
@@ -79,7 +80,7 @@ class Chunk(Protocol):
         ...
 
     def blocks(self, columns: Sequence[str], bad: BadRows) -> Iterator[Block]:
-        """The rows in small blocks (about 1 MiB of text each), with the named columns (at least one, each once).
+        """The rows in blocks, with the named columns (at least one, each once).
 
         Rows that cannot be cut into columns are handed to ``bad`` and left out. Threads may read chunks side by side.
 
