@@ -28,8 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.dataset import Datasets, build_datasets
 from erase_rec import environment
 from erase_rec.batch import Batch
+from erase_rec.bench.batches import RandomRows, rotated
+from erase_rec.bench.turns import timed_turn
 from erase_rec.cli.assembly import ContentCatalog, Machine, make_optimizer
-from erase_rec.cli.bench import resident_batches, speed_interval, timed_turn
+from erase_rec.cli.bench import speed_interval
 from erase_rec.cli.main import run
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config
@@ -51,6 +53,7 @@ from models.embeddings.build import build_embeddings
 
 WARM_UP_STEPS = 20
 MEASURED_STEPS = 20
+RESIDENT_BATCHES = 8
 DDP_FUP = ("distributed.reduction=ddp", "distributed.find_unused_parameters=true")
 DDP = ("distributed.reduction=ddp", "distributed.find_unused_parameters=false")
 
@@ -145,7 +148,7 @@ class Arm:
     def turn(self, batches: list[Batch], steps: int) -> float:
         """Mean time of ``steps`` steps in ms."""
         with self.engine():
-            return timed_turn(self.step, batches, steps)
+            return float(timed_turn(self.step, rotated(batches), steps).step_ms.mean())
 
     def row(self, batches: list[Batch], first: NDArray[np.float64]) -> Row:
         """Measures some steps, operation by operation."""
@@ -218,7 +221,8 @@ def main(
     with join_world(on_cuda=machine.device.type == "cuda", timeout_s=60, grouped=True) as world:
         datasets = build_datasets(configs[0])
         embeddings = build_embeddings(configs[0], datasets.table_rows, machine.device, machine.dtype)
-        batches = resident_batches(datasets.train.batches(0), configs[0].train.local_batch_size, machine.device)
+        rows = RandomRows.of(configs[0], datasets.table_rows, exponent=0, seed=configs[0].seed)
+        batches = rows.batches(configs[0].train.local_batch_size, RESIDENT_BATCHES, machine.device)
         arms = [build(way, each, datasets, embeddings, machine, world) for way, each in zip(ways, configs, strict=True)]
         for arm in arms:
             arm.turn(batches, WARM_UP_STEPS)

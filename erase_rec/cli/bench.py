@@ -1,14 +1,12 @@
-"""``erase-rec bench``: step time of several presets on one model, interleaved in one process."""
+"""``erase-rec bench``: step time of several ways to train one model, interleaved in one process."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,114 +14,42 @@ from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # loaded after the command line was checked
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
-    from erase_rec.batch import Batch
-    from erase_rec.protocols import TrainStep
-
-
-@dataclass(frozen=True)
-class ArmResult:
-    """Step times of one arm over its turns, and its speed relative to the first arm (low, middle, high)."""
-
-    preset: str
-    batch: int
-    step_ms_p10: float
-    step_ms_p50: float
-    step_ms_p90: float
-    qps_p50: float
-    speed_to_first: tuple[float, float, float]
-
-    @classmethod
-    def of(cls, preset: str, batch: int, first: NDArray[np.float64], times: NDArray[np.float64]) -> ArmResult:
-        """From the turns' mean step times in ms, of the first arm and of this one."""
-        import numpy as np
-
-        slow, middle, fast = (float(np.quantile(times, share)) for share in (0.1, 0.5, 0.9))
-        return cls(preset, batch, slow, middle, fast, 1000 * batch / middle, speed_interval(first, times))
+    from erase_rec.bench.result import Row
 
 
 def command(
-    config: Annotated[str, typer.Option("--config", help="A YAML file.")],
+    config: Annotated[str, typer.Option("--config", help="A YAML file: the workload.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value.")] = None,
-    presets: Annotated[str, typer.Option(help="Comma-separated; the first is the reference.")] = (
-        "exact,exact,exact_streams,detached,erase"
-    ),
-    rounds: Annotated[int, typer.Option(min=5, help="Times that all arms take their turn.")] = 12,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of an arm's turn.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+    arms: Annotated[str, typer.Option(help="Comma-separated names; all arms where none is given.")] = "",
+    batch: Annotated[str, typer.Option(help="Comma-separated rows of a step; the configuration's by default.")] = "",
+    repeats: Annotated[int, typer.Option(min=5, help="Turns of each arm.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of a turn.")] = 50,
+    warmup: Annotated[int, typer.Option(min=1, help="Steps of each arm before the first turn.")] = 20,
+    data: Annotated[
+        Literal["resident", "loader"],
+        typer.Option(help="Random batches on the device, or those of training as its loader makes them."),
+    ] = "resident",
+    zipf: Annotated[float, typer.Option(min=0.0, help="resident: exponent of the ids' popularity; 0: all alike.")] = 0,
+    arms_file: Annotated[Path | None, typer.Option(help="Arms; configs/bench/arms.yaml by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write rows as JSON here, and a picture beside it.")] = None,
 ) -> None:
-    """Time training steps on resident batches; arms alternate (A B .. B A), a preset named twice is the A/A pair."""
-    import numpy as np
-    from rich.console import Console
-    from rich.table import Table
+    """Time training steps of several arms that take turns (A B B A); the first arm is there twice, as A/A pair."""
+    from erase_rec.bench.arms import SHIPPED_ARMS, choose_arms, plan_arms, read_arms
+    from erase_rec.cli.assembly import ContentCatalog
 
-    from data.dataset import build_datasets
-    from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
-    from erase_rec.config.load import load_config
-    from erase_rec.distributed.world import World
-    from erase_rec.run_folder import RunFolder
+    if out is not None and out.suffix != ".json":
+        raise UserError(f"--out: expected the name of a JSON file, found {out}; write --out {out.with_suffix('.json')}")
+    chosen = choose_arms(read_arms(arms_file or SHIPPED_ARMS), [name for name in arms.split(",") if name])
+    planned = plan_arms(config, overrides or [], chosen, _sizes(batch), catalog=ContentCatalog())
 
-    names = presets.split(",")
-    configs = [
-        load_config(config, [*(overrides or []), f"schedule.preset={name}"], catalog=ContentCatalog()).config
-        for name in names
-    ]
-    machine = Machine.prepare(configs[0])
-    datasets = build_datasets(configs[0])
-    batches = resident_batches(datasets.train.batches(0), configs[0].train.local_batch_size, machine.device)
-    arms = [build_parts(each, datasets, RunFolder(Path()), machine, World()).step for each in configs]
-    for arm in arms:
-        timed_turn(arm, batches, max(steps, 10))
-    step_ms = np.empty((len(arms), rounds))
-    for turn in range(rounds):
-        order = range(len(arms)) if turn % 2 == 0 else reversed(range(len(arms)))
-        for index in order:
-            timed_turn(arms[index], batches, 2)
-            step_ms[index, turn] = timed_turn(arms[index], batches, steps)
-    batch_size = configs[0].train.local_batch_size
-    results = [ArmResult.of(name, batch_size, step_ms[0], times) for name, times in zip(names, step_ms, strict=True)]
-    table = Table("preset", "batch", "step ms p10", "p50", "p90", "QPS p50", f"speed / {names[0]} (95 %)")
-    for each in results:
-        low, middle, high = each.speed_to_first
-        times_ms = (f"{value:.3f}" for value in (each.step_ms_p10, each.step_ms_p50, each.step_ms_p90))
-        speed = f"{middle:.3f} [{low:.3f}, {high:.3f}]"
-        table.add_row(each.preset, f"{each.batch:,}", *times_ms, f"{each.qps_p50:,.0f}", speed)
-    Console(width=120).print(table)
-    if out is not None:
-        record = {
-            "device": machine.name(),
-            "rounds": rounds,
-            "steps": steps,
-            "rows": [asdict(each) for each in results],
-        }
-        out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    from erase_rec.cli.bench_workshop import Source, run_bench
 
-
-def resident_batches(batches: Iterator[Batch], size: int, device: torch.device, count: int = 8) -> list[Batch]:
-    """The first full batches, on the device.
-
-    Raises:
-        UserError: the data hold no full batch.
-    """
-    full = [batch.to(device) for batch in itertools.islice(batches, count) if batch.size == size]
-    if not full:
-        raise UserError(f"bench: the data hold fewer rows than train.local_batch_size={size}")
-    return full
-
-
-def timed_turn(step: TrainStep, batches: list[Batch], count: int) -> float:
-    """Mean step time of ``count`` steps in ms; device events on CUDA, host clock on the CPU."""
-    from erase_rec.throughput import StepTimer, clock_for
-
-    timer = StepTimer(clock_for(step.device()))
-    timer.resume()
-    for index in range(count):
-        batch = batches[index % len(batches)]
-        step(batch)
-        timer.step(batch.size)
-    return timer.total().step_ms
+    source = Source(data == "resident", zipf)
+    rows, about = run_bench(config, overrides or [], planned, source, repeats=repeats, steps=steps, warmup=warmup)
+    if rows:  # on the first rank
+        _present(rows, about | {"command": shlex.join(["erase-rec", *sys.argv[1:]])}, out)
 
 
 def speed_interval(reference: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float, float]:
@@ -133,4 +59,47 @@ def speed_interval(reference: NDArray[np.float64], times: NDArray[np.float64]) -
     from eval.statistics import studentized_bootstrap
 
     logs = studentized_bootstrap(np.log(reference / times))
-    return math.exp(logs.low), math.exp(logs.mid), math.exp(logs.high)
+    with np.errstate(over="ignore"):  # few turns that nearly agree may leave a bound open: infinite
+        low, mid, high = np.exp([logs.low, logs.mid, logs.high]).tolist()
+    return low, mid, high
+
+
+def _sizes(batch: str) -> list[int]:
+    """Rows of a step, from a comma-separated list.
+
+    Raises:
+        UserError: one is no positive whole number, or is there twice.
+    """
+    parts = [part.strip() for part in batch.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdecimal() or int(part) == 0 or parts.count(part) > 1]
+    if wrong:
+        raise UserError(f"--batch: expected different positive whole numbers such as 512,1024; found {batch!r}")
+    return [int(part) for part in parts]
+
+
+def _present(rows: Sequence[Row], about: dict[str, Any], out: Path | None) -> None:
+    """Tables, and the files where they are asked for.
+
+    Raises:
+        UserError: a file cannot be written, or no arm ran.
+    """
+    from erase_rec.bench.picture import save_picture
+    from erase_rec.bench.result import kernel_table, strongest_early, strongest_exact, tables, write_json
+    from erase_rec.text_table import table_console
+
+    console = table_console()
+    for table in tables(rows):
+        console.print(table.rich())
+    largest = [row for row in rows if row.batch == rows[-1].batch]
+    for row in (strongest_exact(largest), strongest_early(largest)):
+        if row is not None and row.top_kernels:
+            console.print(kernel_table(row).rich())
+    if out is not None:
+        try:
+            write_json(out, rows, about)
+            save_picture(out.with_suffix(".png"), rows)
+        except OSError as error:
+            raise UserError(f"bench: cannot write {error.filename}: {error.strerror}") from error
+        console.print(f"wrote {out} and {out.with_suffix('.png')}", soft_wrap=True)
+    if all(row.refused is not None for row in rows):
+        raise UserError("bench: no arm could be run here; the reasons are above")

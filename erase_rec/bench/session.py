@@ -1,0 +1,209 @@
+"""One batch size of a benchmark: builds and warms its arms, lets them take turns, then looks at each on the device.
+
+Profiling comes after all timed turns, so that no turn runs beside it. Everything that belongs to a batch size is
+dropped at its end.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from erase_rec.batch import Batch
+from erase_rec.bench.arms import PlannedArm
+from erase_rec.bench.device_work import profiled, report
+from erase_rec.bench.floor import Ceilings, Counted, floor
+from erase_rec.bench.result import GIB, DeviceUse, Row
+from erase_rec.bench.turns import UNTIMED_STEPS, FloatArray, Turn, host_ms, mean_ms, take_turns, timed_turn, verdict
+from erase_rec.distributed.world import World
+from erase_rec.errors import UserError
+from erase_rec.protocols import TrainStep
+
+PROFILED_STEPS = 10
+HOST_STEPS = 20
+
+Speed = Callable[[FloatArray, FloatArray], tuple[float, float, float]]
+"""(reference's mean step time of each turn, this one's) -> speed relative to it: low, mid, high."""
+
+
+@dataclass(frozen=True)
+class BuiltArm:
+    """A step that trains, not yet warm.
+
+    Attributes:
+        step: the step.
+        parts: what must live as long as it.
+        tables_bytes: its tables with their optimizer's state.
+        tables_shared: the tables were there before it was built.
+    """
+
+    step: TrainStep
+    parts: object
+    tables_bytes: int
+    tables_shared: bool
+
+
+class Workshop(Protocol):
+    """Builds what a configuration names."""
+
+    def build(self, planned: PlannedArm) -> BuiltArm:
+        """A new step.
+
+        Raises:
+            UserError: it cannot be had here.
+        """
+        ...
+
+    def counted(self, planned: PlannedArm) -> Counted:
+        """What a step of the arm does, counted on a small one."""
+        ...
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Endless full batches on the device; to be closed where it is a generator."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a benchmark measures.
+
+    Attributes:
+        workload: its name.
+        device: where it runs.
+        repeats: turns of each arm.
+        steps: timed steps of a turn.
+        warmup: steps of each arm before the first turn; captures and compilation happen there.
+        ceilings: of the device.
+        feature_dims: embedding dimension of each sparse feature.
+        speed: interval of a speed ratio from paired turns.
+    """
+
+    workload: str
+    device: torch.device
+    repeats: int
+    steps: int
+    warmup: int
+    ceilings: Ceilings
+    feature_dims: Sequence[int]
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class _Warm:
+    row: Row
+    planned: PlannedArm
+    arm: BuiltArm
+    batches: Iterator[Batch]
+    peak_bytes: int
+
+    def turn(self, steps: int) -> Turn:
+        timed_turn(self.arm.step, self.batches, UNTIMED_STEPS)
+        return timed_turn(self.arm.step, self.batches, steps)
+
+
+def measure(planned: Sequence[PlannedArm], workshop: Workshop, world: World, settings: Settings) -> list[Row]:
+    """Rows of one batch size, in the arms' order; the first that runs is followed by its A/A pair.
+
+    On several ranks every rank calls it with the same arms; each measures itself.
+    """
+    warm: list[_Warm] = []
+    rows: list[Row] = []
+    try:
+        for each in planned:
+            row = Row.of(settings.workload, each, world.size)
+            twice = [row] if warm else [row, replace(row, arm=f"{row.arm} (A/A)", repeats=row.arm)]
+            for made in twice if row.refused is None else [row]:
+                rows.append(_warmed(made, each, workshop, world, settings, warm))
+        turns = take_turns([partial(arm.turn, settings.steps) for arm in warm], settings.repeats)
+        means = {arm.row.arm: mean_ms(taken) for arm, taken in zip(warm, turns, strict=True)}
+        for arm, taken in zip(warm, turns, strict=True):
+            ratios = _ratios(arm.row.arm, means, settings.speed)
+            rows[rows.index(arm.row)] = _finished(
+                replace(arm.row.timed(taken), ratio_to=ratios), arm, workshop, settings
+            )
+    finally:
+        for arm in warm:
+            _close(arm.batches)
+        warm.clear()
+        free(settings.device)
+    return rows
+
+
+def free(device: torch.device) -> None:
+    """Gives back what nothing refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _warmed(
+    row: Row, planned: PlannedArm, workshop: Workshop, world: World, settings: Settings, warm: list[_Warm]
+) -> Row:
+    """Builds and warms an arm and adds it to ``warm``; or the row with the reason why not."""
+    on_cuda = settings.device.type == "cuda"
+    before = 0
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(settings.device)
+        before = torch.cuda.memory_allocated(settings.device)
+    # A rank that alone runs out of memory cannot go on beside the others.
+    refusals: tuple[type[Exception], ...] = (UserError, torch.OutOfMemoryError) if world.size == 1 else (UserError,)
+    batches = workshop.batches(planned.batch)
+    try:
+        arm = workshop.build(planned)
+        timed_turn(arm.step, batches, settings.warmup)
+    except refusals as error:
+        _close(batches)
+        row = replace(row, refused=" ".join(str(error).split()))
+        del error  # its traceback holds what was built
+        free(settings.device)
+        return row
+    peak = torch.cuda.max_memory_allocated(settings.device) - before if on_cuda else 0
+    warm.append(_Warm(row, planned, arm, batches, peak + (arm.tables_bytes if arm.tables_shared else 0)))
+    return row
+
+
+def _ratios(
+    arm: str, means: Mapping[str, FloatArray], speed: Speed
+) -> dict[str, tuple[float | None, float, float | None]]:
+    found: dict[str, tuple[float | None, float, float | None]] = {}
+    for other, reference in means.items():
+        if other != arm:
+            low, mid, high = speed(reference, means[arm])
+            found[other] = (low if math.isfinite(low) else None, mid, high if math.isfinite(high) else None)
+    return found
+
+
+def _finished(row: Row, warm: _Warm, workshop: Workshop, settings: Settings) -> Row:
+    """With the floor; on CUDA also with launch time and kernels."""
+    config = warm.planned.config
+    assert config is not None
+    counted = workshop.counted(warm.planned)
+    row = row.above(floor(config, counted, next(warm.batches), settings.feature_dims, settings.ceilings))
+    return _on_device(row, warm) if settings.device.type == "cuda" else row
+
+
+def _on_device(row: Row, warm: _Warm) -> Row:
+    """Launch time and kernels of an arm."""
+    step, batches = warm.arm.step, warm.batches
+
+    def run() -> None:
+        for _ in range(PROFILED_STEPS):
+            step(next(batches))
+
+    host = host_ms(step, batches, HOST_STEPS, torch.cuda.synchronize)
+    use = DeviceUse(host, warm.peak_bytes / GIB, warm.arm.tables_bytes / GIB, report(profiled(run), PROFILED_STEPS))
+    assert row.step_ms_p50 is not None
+    assert row.data_wait_ms is not None
+    return row.using(use, verdict(row.step_ms_p50, host, row.data_wait_ms))
+
+
+def _close(batches: Iterator[Batch]) -> None:
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()  # stops a loader's threads
