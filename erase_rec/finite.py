@@ -34,7 +34,7 @@ class FiniteGuard:
 
     On the CPU :meth:`check` raises before the optimizer, and parameters stay untouched. On CUDA reading a value in
     every step would stall the launches, so :meth:`check` copies the flags asynchronously; :meth:`poll`, at the start of
-    a step and before its first collective, reads those of the step :data:`LAG_STEPS` earlier, and :meth:`drain` all:
+    a step and before its first collective, reads those of the step :data:`LAG_STEPS` before it, and :meth:`drain` all:
     call it before anything is saved or evaluated. So at most :data:`LAG_STEPS` poisoned updates are made in memory, and
     none is kept.
 
@@ -74,12 +74,12 @@ class FiniteGuard:
         self._pending.append(_Pending(step, tuple(names), host, row_ids, event))
 
     def poll(self) -> None:
-        """Reads what is :data:`LAG_STEPS` old; on CUDA the host waits until the device is that near.
+        """Reads all but the newest; on CUDA the host waits until the device is fewer than :data:`LAG_STEPS` behind.
 
         Raises:
             NonFiniteLossError: a loss of such a step was not finite.
         """
-        self._read(down_to=LAG_STEPS)
+        self._read(down_to=LAG_STEPS - 1)
 
     def drain(self) -> None:
         """Reads all that is still under way. Synchronises the host on CUDA.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from erase_rec.kernels import triton_applies
+from erase_rec.kernels.unit import is_unit
 
 LARGEST = 65536
 """Rows up to which one program, which adds in a fixed order, is quick enough."""
@@ -47,4 +48,4 @@ class _CrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, outer: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient * outer, None
+        return gradient if is_unit(outer) else gradient * outer, None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from erase_rec.batch import Batch
 from erase_rec.kernels.cross_entropy import cross_entropy
 from erase_rec.kernels.gradient_sum import sum_gradients
+from erase_rec.kernels.unit import unit_gradient
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
@@ -76,6 +77,7 @@ class GradientProgram:
         reduction: Reduction | None = None,
         dispatch: Dispatch | None = None,
         graphs: Graphs | None = None,
+        forwards: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         """Binds the plan to a model.
 
@@ -88,6 +90,7 @@ class GradientProgram:
             reduction: of the plan's kind, over :func:`trained_blocks`; None: no reduction.
             dispatch: None: as the plan says.
             graphs: None: as the plan says.
+            forwards: in place of the modules of those names (a tower's, ``over_arch``), such as compiled ones.
         """
         self.model = model
         self.plan = plan
@@ -99,7 +102,9 @@ class GradientProgram:
         self._dispatch = dispatch or make_dispatch(plan.dispatch, plan.workers, device)
         self._graphs = graphs or make_graphs(plan, model, device)
         self._programs: dict[int, tuple[Op, ...]] = {}
-        self._towers = {tower.name: model.tower(tower.name) for tower in plan.towers}
+        forwards = forwards or {}
+        self._towers = {tower.name: forwards.get(tower.name, model.tower(tower.name)) for tower in plan.towers}
+        self._run_over_arch = forwards.get(OVER_ARCH, model.over_arch)
         self._late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
         self._train_tables = {tower.name for tower in plan.towers if self._leaf_needs_gradient(tower)}
         self._states = TowerStates(tower.name for tower in plan.towers)
@@ -249,7 +254,8 @@ class GradientProgram:
         inputs = [self._graphs.hold(f"{op.key}:{name}", self._cut(micro.outputs, name)) for name in tower.inputs]
 
         def compute() -> tuple[Tensor, Tensor]:
-            return self._towers[tower.name](micro.dense, leaf, inputs)
+            output, logit = self._towers[tower.name](micro.dense, leaf, inputs)
+            return output, logit
 
         last = self._is_last(state, op)
         output, logit = self._graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
@@ -315,7 +321,8 @@ class GradientProgram:
         logits = [self._cut(micro.logits, tower.name) for tower in self.plan.towers]
 
         def run() -> Tensor:
-            return self.model.over_arch(outputs, logits)
+            logit: Tensor = self._run_over_arch(outputs, logits)
+            return logit
 
         micro.logit = self.reduction.call(OVER_ARCH, run, last=self._is_last(state, op))
         micro.loss = cross_entropy(micro.logit, micro.label)
@@ -407,18 +414,10 @@ def _nothing(state: StepState, op: Op) -> None:
 
 
 def _grad(loss: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    found: Sequence[Tensor | None] = torch.autograd.grad(loss, inputs, grad_outputs=_one(loss), allow_unused=True)
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        loss, inputs, grad_outputs=unit_gradient(loss), allow_unused=True
+    )
     return found
-
-
-def _one(scalar: Tensor) -> Tensor:
-    """1 beside ``scalar``, which autograd would make anew, by a launch, in each backward."""
-    return _one_of(scalar.device, scalar.dtype)
-
-
-@cache
-def _one_of(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.ones((), device=device, dtype=dtype)
 
 
 def _keep(micro: MicroState, leaves: Sequence[str], gradients: Sequence[Tensor | None]) -> None:

@@ -20,14 +20,14 @@ PROGRAMS = 264
 
 
 @triton.jit
-def _sum_of_parts(part_ptr, ticket_ptr, columns, column, inside, parts, PARTS: tl.constexpr):
+def _sum_of_parts(part_ptr, ticket_ptr, columns, column, inside, parts, PARTS: tl.constexpr, CHUNK: tl.constexpr):
     """Whether this program is the last of its columns, and the sum of all programs' parts [column] if so."""
     tl.debug_barrier()  # every thread's part is written
     last = tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == parts - 1
     total = tl.zeros_like(column).to(tl.float32)
     if last:
-        for start in range(0, PARTS, 16):
-            part = start + tl.arange(0, 16)
+        for start in range(0, PARTS, CHUNK):
+            part = start + tl.arange(0, CHUNK)
             mask = (part < parts)[:, None] & inside[None, :]
             # Past the first cache, which other multiprocessors' writes do not reach.
             at = part_ptr + part[:, None] * columns + column[None, :]
@@ -40,7 +40,7 @@ def _sum_of_parts(part_ptr, ticket_ptr, columns, column, inside, parts, PARTS: t
 def _activation_backward_kernel(
     dy_ptr, y_ptr, dz_ptr, part_ptr, dbias_ptr, ticket_ptr, rows, columns, rows_a_program, parts,
     RELU: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
@@ -58,7 +58,9 @@ def _activation_backward_kernel(
         total += dy.to(tl.float32)
     if BIAS:
         tl.store(part_ptr + tl.program_id(1) * columns + column, tl.sum(total, axis=0), mask=inside)
-        last, dbias = _sum_of_parts(part_ptr, ticket_ptr + tl.program_id(0), columns, column, inside, parts, PARTS)
+        last, dbias = _sum_of_parts(
+            part_ptr, ticket_ptr + tl.program_id(0), columns, column, inside, parts, PARTS, CHUNK
+        )
         if last:
             tl.store(dbias_ptr + column, dbias.to(dbias_ptr.dtype.element_ty), mask=inside)
 
@@ -85,7 +87,7 @@ def activation_backward(dy_BO: Tensor, y_BO: Tensor | None, tickets: Tensor | No
         dy_BO, dy_BO if y_BO is None else y_BO, dz_BO, part, dy_BO if dbias_O is None else dbias_O,
         dy_BO if tickets is None else tickets, rows, columns, tiles * rows_a_tile, parts,
         RELU=y_BO is not None, BIAS=bias, ROWS=rows_a_tile, TILES=tiles, COLUMNS=COLUMNS,
-        PARTS=triton.next_power_of_2(parts), num_warps=4,
+        PARTS=triton.next_power_of_2(parts), CHUNK=min(triton.next_power_of_2(parts), 64), num_warps=4,
     )  # fmt: skip
     return dz_BO, dbias_O
 
@@ -104,7 +106,7 @@ def _logit_kernel(x_ptr, weight_ptr, bias_ptr, logit_ptr, rows, columns, ROWS: t
 @triton.jit
 def _logit_backward_kernel(
     dlogit_ptr, x_ptr, weight_ptr, dx_ptr, part_ptr, dweight_ptr, dbias_ptr, ticket_ptr, rows, columns, parts,
-    ROWS: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)
     inside = column < columns
@@ -119,14 +121,14 @@ def _logit_backward_kernel(
         tl.store(dx_ptr + at, (dlogit[:, None] * weight[None, :]).to(dx_ptr.dtype.element_ty), mask=mask)
         dweight += tl.sum(tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32) * dlogit[:, None], axis=0)
         dbias += tl.sum(dlogit)
-    # The bias is one more column of the parts.
-    tl.store(part_ptr + tl.program_id(0) * (columns + 1) + column, dweight, mask=inside)
-    tl.store(part_ptr + tl.program_id(0) * (columns + 1) + columns, dbias)
-    every = tl.arange(0, 2 * WIDTH)
-    last, total = _sum_of_parts(part_ptr, ticket_ptr, columns + 1, every, every <= columns, parts, PARTS)
+    tl.store(part_ptr + tl.program_id(0) * columns + column, dweight, mask=inside)
+    tl.store(part_ptr + parts * columns + tl.program_id(0), dbias)  # the programs' parts of the bias follow
+    last, total = _sum_of_parts(part_ptr, ticket_ptr, columns, column, inside, parts, PARTS, CHUNK)
     if last:
-        tl.store(dweight_ptr + every, total.to(dweight_ptr.dtype.element_ty), mask=every < columns)
-        tl.store(dbias_ptr + every - columns, total.to(dbias_ptr.dtype.element_ty), mask=every == columns)
+        tl.store(dweight_ptr + column, total.to(dweight_ptr.dtype.element_ty), mask=inside)
+        part = tl.arange(0, PARTS)
+        biases = tl.load(part_ptr + parts * columns + part, mask=part < parts, other=0.0, cache_modifier=".cg")
+        tl.store(dbias_ptr, tl.sum(biases).to(dbias_ptr.dtype.element_ty))
 
 
 def logit_forward(x_BN: Tensor, weight_1N: Tensor, bias_1: Tensor) -> Tensor:
@@ -145,14 +147,14 @@ def logit_backward(dlogit_B: Tensor, x_BN: Tensor, weight_1N: Tensor, tickets: T
     """Gradients of the input, the weight and the bias; ``tickets`` int32 [1], at zero before and after."""
     rows, columns = x_BN.shape
     tile = 16
-    tiles = triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, tile), 128))
+    tiles = triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, tile), 64))
     parts = triton.cdiv(rows, tile * tiles)
     dx_BN, dweight_1N = torch.empty_like(x_BN), torch.empty_like(weight_1N)
     dbias_1 = torch.empty(1, dtype=weight_1N.dtype, device=x_BN.device)
-    part = torch.empty((parts, columns + 1), dtype=torch.float32, device=x_BN.device)
+    part = torch.empty(parts * (columns + 1), dtype=torch.float32, device=x_BN.device)
     _logit_backward_kernel[(parts,)](
         dlogit_B, x_BN, weight_1N, dx_BN, part, dweight_1N, dbias_1, tickets, rows, columns, parts,
         ROWS=tile, TILES=tiles, WIDTH=triton.next_power_of_2(columns), PARTS=triton.next_power_of_2(parts),
-        num_warps=4,
+        CHUNK=min(triton.next_power_of_2(parts), 4096 // min(4096, triton.next_power_of_2(columns) // 2)), num_warps=4,
     )  # fmt: skip
     return dx_BN, dweight_1N, dbias_1

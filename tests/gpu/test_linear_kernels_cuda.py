@@ -19,7 +19,8 @@ SHAPES = [(1, 8, 8), (7, 40, 72), (300, 16, 128), (1024, 1680, 512), (5000, 512,
 
 
 def error(found: Tensor, reference: Tensor) -> float:
-    return float((found.double() - reference).norm() / (reference.norm() + 1e-30))
+    found = found.detach().double()
+    return float((found - reference).norm() / (reference.norm() + 1e-30))
 
 
 def results(compute: Callable[..., Tensor], inputs: list[Tensor], outer: Tensor) -> list[Tensor]:
@@ -50,7 +51,7 @@ def test_linear_equals_float64(rows: int, columns: int, outputs: int, relu: bool
     layer = layer_of(weight, bias)
     y = linear(x.requires_grad_(), layer, relu=relu)
     found = [y, *torch.autograd.grad(y, [x, layer.weight, layer.bias], outer)]
-    reference = results(plain, [each.double() for each in (x, weight, bias)], outer)
+    reference = results(plain, [each.detach().double() for each in (x, weight, bias)], outer)
     usual = results(plain, [x, weight, bias], outer)
     for one, other, exact in zip(found, usual, reference, strict=True):
         assert error(one, exact) <= max(1e-2, 1.5 * error(other, exact))
@@ -97,7 +98,8 @@ def test_cross_entropy_equals_float64(rows: int) -> None:
     reference = binary_cross_entropy_with_logits(exact, label.double())
     (expected,) = torch.autograd.grad(3 * reference, [exact])
     torch.testing.assert_close(loss.double(), reference, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-10)
+    # A probability near 1 less 1 has lost its last digits in float32.
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=3e-7 / rows)
     bad = z.detach().clone()
     bad[0] = math.nan
     assert cross_entropy(bad, label).isnan()

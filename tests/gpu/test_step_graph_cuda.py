@@ -79,8 +79,10 @@ def losses(parts: Parts, batches: Sequence[Batch], steps: int, **keys: Any) -> T
 
 def both(datasets: Datasets, *overrides: str) -> tuple[Parts, Parts]:
     """The captured step of a configuration, and the same launched operation by operation."""
-    captured = build(load(*EARLY, *overrides), datasets)
-    return captured, build(load(*EARLY, *overrides, "schedule.cuda_graph=none"), datasets)
+    if not any(each.startswith("schedule.preset") for each in overrides):
+        overrides = ("schedule.preset=erase", *overrides)
+    captured, plain = (load(*overrides, f"schedule.cuda_graph={kind}") for kind in ("step", "none"))
+    return build(captured, datasets), build(plain, datasets)
 
 
 WAYS = {
@@ -230,6 +232,7 @@ def test_no_memory_grows(datasets, batches) -> None:  # type: ignore[no-untyped-
 def test_a_poisoned_loss_ends_the_run_within_the_lag(datasets, batches) -> None:  # type: ignore[no-untyped-def]
     captured = build(load(*EARLY), datasets)
     losses(captured, batches, 8)
+    captured.guard.drain()
     bad = replace(batches[0], dense=torch.full_like(batches[0].dense, math.nan))
     captured.step(bad)
     with pytest.raises(UserError, match=r"step 8: the loss of over_arch"):
