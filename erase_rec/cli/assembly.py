@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import typer
 
 from data.dataset import Datasets
 from data.registry import SourceCatalog
 from erase_rec.batch import Batch, Scores
 from erase_rec.checkpoint import CheckpointManager
+from erase_rec.compiled import Forward, compiled_forwards
 from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.schema import Config
 from erase_rec.config.types import Params
@@ -142,6 +144,16 @@ def make_optimizer(config: Config, model: CTRModel, plan: Plan, blocks: Blocks, 
     )
 
 
+def _compiled_forwards(config: Config, model: CTRModel, machine: Machine, world: World) -> dict[str, Forward]:
+    def say(sentence: str) -> None:
+        if world.is_first:
+            typer.echo(sentence, err=True)
+
+    if not config.model.compile:
+        return {}
+    return compiled_forwards(model, config.train.local_batch_size, config.train.micro_batches, machine.device, say)
+
+
 def build_parts(
     config: Config,
     datasets: Datasets,
@@ -178,6 +190,7 @@ def build_parts(
         streams,
         device=machine.device,
         reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
+        forwards=_compiled_forwards(config, model, machine, world),
     )
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
@@ -194,9 +207,7 @@ def build_parts(
             guard,
             config.optimizer.dense.max_grad_norm,
             metrics=metrics,
-            graphs=StepGraphs(
-                machine.device, streams, embeddings.frozen_scalars, world.collectives, strict=config.schedule.strict
-            )
+            graphs=StepGraphs(machine.device, streams, embeddings, world.collectives, strict=config.schedule.strict)
             if plan.cuda_graph == "step" and machine.device.type == "cuda"
             else None,
         ),

@@ -53,8 +53,7 @@ class StepState:
     @classmethod
     def of(cls, batch: Batch, micro_batches: int) -> StepState:
         """The start of a step; its micro-batches are as even as can be."""
-        bounds = [batch.size * part // micro_batches for part in range(micro_batches + 1)]
-        parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+        parts = micro_rows(batch.size, micro_batches)
         return cls(batch, [MicroState(rows, (rows.stop - rows.start) / batch.size) for rows in parts])
 
     def logit(self) -> Tensor:
@@ -73,6 +72,12 @@ class StepState:
         """Local losses, mean over the batch."""
         names = self.micros[0].local_losses
         return {name: _mean([(micro.share, micro.local_losses[name]) for micro in self.micros]) for name in names}
+
+
+def micro_rows(rows: int, micro_batches: int) -> list[slice]:
+    """Which rows of a batch each of its parts has."""
+    bounds = [rows * part // micro_batches for part in range(micro_batches + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def total_of(tensors: Sequence[Tensor]) -> Tensor | None:
