@@ -1,0 +1,61 @@
+"""Sums of partial results in a fixed order, so that a repeated run gives the same bits."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _sum_kernel(
+    parts_ptr,  # [P, M] float32
+    bias_ptr,  # [BIAS_COLUMNS], read where HAS_BIAS
+    out_ptr,  # [M]
+    parts,
+    columns,
+    bias_columns,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = column < columns
+    total = tl.zeros((BLOCK_P, BLOCK_M), tl.float32)
+    for start in range(0, parts, BLOCK_P):
+        part = start + tl.arange(0, BLOCK_P)
+        mask = (part < parts)[:, None] & inside[None, :]
+        total += tl.load(parts_ptr + part[:, None].to(tl.int64) * columns + column[None, :], mask=mask, other=0.0)
+    result = tl.sum(total, axis=0)
+    if HAS_BIAS:
+        result += tl.load(bias_ptr + column % bias_columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + column, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def sum_parts(parts: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """Writes the sum of ``parts`` [P, ...] float32 into ``out`` [...], plus ``bias`` along its last dimension.
+
+    One kernel on the current stream; the order of summation depends on the shape alone.
+    """
+    count, columns = parts.shape[0], out.numel()
+    # About as many elements a program in each case: few programs, each with many parts to fetch in turn, take long.
+    block_parts = min(128, triton.next_power_of_2(count))
+    block_columns = 2048 // max(4, block_parts)
+    _sum_kernel[(triton.cdiv(columns, block_columns),)](
+        parts,
+        parts if bias is None else bias,
+        out,
+        count,
+        columns,
+        1 if bias is None else bias.numel(),
+        HAS_BIAS=bias is not None,
+        BLOCK_P=block_parts,
+        BLOCK_M=block_columns,
+        num_warps=4,
+    )
+
+
+def empty_parts(count: int, *shape: int, like: Tensor) -> Tensor:
+    """Room for ``count`` partial results of ``shape``, float32, on the device of ``like``."""
+    return torch.empty((count, *shape), dtype=torch.float32, device=like.device)
