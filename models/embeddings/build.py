@@ -12,6 +12,7 @@ from erase_rec.environment import triple_problem
 from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings
 from models.embeddings.layout import tables_of
+from models.embeddings.own_kernels import own_kernels_apply
 from models.embeddings.torch_backend import TorchEmbeddings
 
 
@@ -55,7 +56,14 @@ def build_embeddings(
         return TorchEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device, pooled_dtype=dtype)
     from models.embeddings.torchrec_backend import TorchRecEmbeddings
 
-    return TorchRecEmbeddings(tables, config.optimizer.sparse, seed=config.seed, device=device, pooled_dtype=dtype)
+    return TorchRecEmbeddings(
+        tables,
+        config.optimizer.sparse,
+        seed=config.seed,
+        device=device,
+        pooled_dtype=dtype,
+        own_kernels=config.model.kernels == "auto" and own_kernels_apply(device, config.optimizer.sparse),
+    )
 
 
 def _torchrec_problem(config: Config, device: torch.device) -> str | None:

@@ -134,11 +134,17 @@ class TableModule(nn.Module):
         ids = sparse.values.reshape(len(self._tables), -1) if sparse.single_valued else sparse.values
         bad = (ids < 0) | (ids >= limits)
         if bool(bad.any()):
-            self._refuse(sparse, int(bad.flatten().nonzero()[0]))
+            position = int(bad.flatten().nonzero()[0])
+            ends_F = sparse.lengths.reshape(len(self._tables), -1).sum(dim=1).cumsum(0)
+            self._refuse(int((ends_F <= position).sum()), int(sparse.values[position]))
 
     def frozen_scalars(self) -> tuple[float, ...]:
         """See :class:`erase_rec.protocols.Embeddings`: the learning rate, and Adam's count of updates."""
         return (self._lr,) if self._iteration is None else (self._lr, float(self._iteration))
+
+    def capture_problem(self, sparse: SparseBatch) -> str | None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        return None
 
     def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
         """By feature name: ``sum``, or ``exp_avg``, ``exp_avg_sq`` and ``iteration`` (one count for all tables)."""
@@ -158,10 +164,9 @@ class TableModule(nn.Module):
         """The optimizer's tensors of each table in the order of ``STATE_NAMES``; views."""
         raise NotImplementedError
 
-    def _refuse(self, sparse: SparseBatch, position: int) -> None:
-        ends_F = sparse.lengths.reshape(len(self._tables), -1).sum(dim=1).cumsum(0)
-        table = self._tables[int((ends_F <= position).sum())]
+    def _refuse(self, feature: int, bad_id: int) -> None:
+        table = self._tables[feature]
         raise IdRangeError(
-            f"feature {table.name!r}: id {int(sparse.values[position])} is outside its embedding table, "
+            f"feature {table.name!r}: id {bad_id} is outside its embedding table, "
             f"expected 0 to {table.rows - 1} ({table.rows} rows)"
         )

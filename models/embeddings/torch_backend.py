@@ -162,6 +162,10 @@ class TorchEmbeddings(TableModule):
         """See :class:`erase_rec.protocols.Embeddings`."""
         self._lr = lr
 
+    def capture_problem(self, sparse: SparseBatch) -> str | None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        return "embedding.backend: torch counts the distinct rows of a batch on the host"
+
     def tables(self) -> Mapping[str, Tensor]:
         """See :class:`erase_rec.protocols.Embeddings`."""
         return {table.name: self._of_table(i, "weight") for i, table in enumerate(self._tables)}

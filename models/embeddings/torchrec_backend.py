@@ -6,6 +6,9 @@ directly. The collection's own forward takes the batch apart feature by feature 
 torchrec 1.8.0), and on CUDA a host synchronisation. It also joins its per-pooling kernels in kernel order, which is
 not the order of its names when poolings alternate; here there is one kernel, see
 :class:`models.embeddings.layout.TableModule`.
+
+On CUDA the kernels of :mod:`models.embeddings.own_kernels` can work on the collection's tensors in FBGEMM's place: they
+read the learning rate on the device, so that a captured update follows its schedule, and sort beside the forward.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from torch.nn.functional import pad
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import SparseOptimizerConfig
 from models.embeddings.layout import Table, TableModule
+from models.embeddings.own_kernels import Order, OwnKernels
 
 
 class TorchRecEmbeddings(TableModule):
     """Implements :class:`erase_rec.protocols.Embeddings`; dims are multiples of 4, and Adam needs CUDA.
 
-    An id outside its table raises :class:`models.embeddings.layout.IdRangeError` on the CPU. On CUDA, where a check
-    by the host would stall it, FBGEMM's bounds check stops the device with an assertion.
+    An id outside its table raises :class:`models.embeddings.layout.IdRangeError` on the CPU. On CUDA a check by the
+    host would stall it: own kernels leave it to :meth:`verify`, FBGEMM stops the device with an assertion.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class TorchRecEmbeddings(TableModule):
         seed: int,
         device: torch.device,
         pooled_dtype: torch.dtype = torch.float32,
+        own_kernels: bool = False,
     ) -> None:
         """Builds tables with their initial weights on ``device``, in float32.
 
@@ -46,6 +51,7 @@ class TorchRecEmbeddings(TableModule):
             seed: of the initial weights.
             device: where they live.
             pooled_dtype: of the pooled embeddings, which are summed in float32.
+            own_kernels: look up and update without FBGEMM, see ``own_kernels_apply``.
         """
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -70,6 +76,8 @@ class TorchRecEmbeddings(TableModule):
         for table, weight in zip(tables, self._kernel.split_embedding_weights(), strict=True):
             weight.copy_(table.initial_weight(seed))
         self.to(device)
+        weights = self._kernel.split_embedding_weights()
+        self._own = OwnKernels(tables, weights, self._table_states(), optimizer) if own_kernels else None
 
     def forward(self, sparse: SparseBatch) -> Tensor:
         """See :class:`erase_rec.protocols.Embeddings`.
@@ -77,6 +85,9 @@ class TorchRecEmbeddings(TableModule):
         Raises:
             IdRangeError: an id is outside its table; on the CPU only.
         """
+        if self._own is not None:
+            pooled = self._own.lookup(sparse, self._pooled_dtype)
+            return pooled.requires_grad_() if torch.is_grad_enabled() else pooled
         # FBGEMM takes every id for one of a bag.
         sparse = self.without_padding(sparse)
         if not sparse.values.is_cuda:
@@ -95,8 +106,16 @@ class TorchRecEmbeddings(TableModule):
             self._pending = (pooled, summed)
         return pooled
 
-    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: None) -> None:
+    def order(self, sparse: SparseBatch) -> Order | None:
+        """See :class:`erase_rec.protocols.Embeddings`; FBGEMM sorts within its update."""
+        return None if self._own is None else self._own.order(sparse)
+
+    def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: Order | None) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; ``pooled`` is what the last training forward returned."""
+        if self._own is not None:
+            assert order is not None
+            self._own.update(gradient, order)
+            return
         assert self._pending is not None
         assert self._pending[0] is pooled
         (_, summed), self._pending = self._pending, None
@@ -105,9 +124,22 @@ class TorchRecEmbeddings(TableModule):
             self._iteration += 1
 
     def set_lr(self, lr: float) -> None:
-        """See :class:`erase_rec.protocols.Embeddings`; an update uses the rate that was set before its forward."""
+        """See :class:`erase_rec.protocols.Embeddings`; FBGEMM updates with the rate that was set before its forward."""
+        if self._own is not None:
+            self._own.set_lr(lr)
+            return
         self._lr = lr
         self._kernel.set_learning_rate(lr)
+
+    def frozen_scalars(self) -> tuple[float, ...]:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        return super().frozen_scalars() if self._own is None else ()
+
+    def verify(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`; where FBGEMM looks up, its assertion has stopped the device."""
+        found = None if self._own is None else self._own.first_outside()
+        if found is not None:
+            self._refuse(*found)
 
     def tables(self) -> Mapping[str, Tensor]:
         """See :class:`erase_rec.protocols.Embeddings`."""

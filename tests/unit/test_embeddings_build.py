@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from erase_rec.batch import SparseBatch
-from erase_rec.config.schema import Config
+from erase_rec.config.schema import Config, SparseOptimizerConfig
 from erase_rec.errors import ConfigError, UserError
-from models.embeddings import build
+from models.embeddings import build, own_kernels
 from models.embeddings.build import build_embeddings, choose_backend
 from models.embeddings.torch_backend import TorchEmbeddings
 from models.embeddings.torchrec_backend import TorchRecEmbeddings
@@ -61,6 +61,23 @@ def test_what_fbgemm_cannot_do_falls_back_or_is_refused(changes: dict[str, Any],
     with pytest.raises(UserError, match=r"embedding\.backend: torchrec: .*embedding\.backend=torch") as error:
         build_embeddings(config("torchrec", **changes), {"a": 12, "b": 5}, CPU)
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "triton", "expected"),
+    [
+        ("cuda", "rowwise_adagrad", True, True),
+        ("cuda", "sgd", True, True),
+        ("cuda", "adam", True, False),
+        ("cpu", "sgd", True, False),
+        ("cuda", "sgd", False, False),
+    ],
+)
+def test_own_kernels_need_cuda_triton_and_an_optimizer_that_they_know(
+    monkeypatch: pytest.MonkeyPatch, device: str, kind: Any, triton: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(own_kernels, "find_spec", lambda name: object() if triton else None)
+    assert own_kernels.own_kernels_apply(torch.device(device), SparseOptimizerConfig(kind=kind)) is expected
 
 
 def test_untested_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
