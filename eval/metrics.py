@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from erase_rec.kernels import triton_applies
+
 
 @dataclass(frozen=True)
 class ClickSums:
@@ -66,6 +68,24 @@ def click_sums(logit: Tensor, label: Tensor) -> Tensor:
         ),
         dim=-1,
     )
+
+
+def add_click_sums(total: Tensor, logit: Tensor, label: Tensor) -> None:
+    """Adds the sums of one batch to ``total``, on the current stream and without synchronising the host.
+
+    One kernel on CUDA. There the cross-entropy of a row is exact to 1e-16, which is less than a float64 sum keeps.
+
+    Args:
+        total: float64 [models, 5].
+        logit: [models, B], any floating dtype.
+        label: [B], 0 or 1.
+    """
+    if triton_applies(logit):
+        from erase_rec.kernels.click_sums_triton import add_click_sums_fused
+
+        add_click_sums_fused(total, logit, label)
+    else:
+        total += click_sums(logit, label)
 
 
 def base_rate(sums: ClickSums) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from erase_rec.batch import StepOutput
 from erase_rec.distributed.world import World
-from eval.metrics import ClickSums, click_sums
+from eval.metrics import ClickSums, add_click_sums
 from eval.registry import SUM_METRICS
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ProgressiveEvaluation:
     def update(self, output: StepOutput, label: Tensor) -> None:
         """Adds a step's rows on the current stream, without host synchronisation."""
         logits = torch.stack([output.logit, *(output.tower_logits[name] for name in self._towers)])
-        self._window += click_sums(logits, label)
+        add_click_sums(self._window, logits, label)
 
     def window(self) -> dict[str, float]:
         """Metrics since the last call, as ``train/<metric>`` and ``tower/<name>/<metric>``; collective.

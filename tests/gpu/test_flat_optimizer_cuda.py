@@ -1,4 +1,4 @@
-"""Kernels of the engine against their plain forms on CUDA: flat Adam, and sums of gradients."""
+"""Kernels of the engine against their plain forms on CUDA: flat Adam, sums of gradients, sums of metrics."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from erase_rec.config.schema import DenseOptimizerConfig
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.kernels import triton_applies
 from erase_rec.kernels.gradient_sum import sum_gradients
+from eval.metrics import add_click_sums, click_sums
 
 pytestmark = pytest.mark.gpu
 SHAPES = {"w": (300, 77), "b": (77,), "last": (5,)}
@@ -146,3 +147,21 @@ def test_gradients_are_summed_in_float32_and_rounded_once(count: int, dtype: tor
         expected = expected + part.float()
     assert found.dtype == dtype
     assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 1024, 5000])
+def test_click_sums_add_up_as_in_the_plain_form(rows: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(rows)
+    total = torch.zeros(3, 5, dtype=torch.float64, device="cuda")
+    expected = torch.zeros_like(total)
+    for scale in (1.0, 40.0):  # saturated predictions too
+        logit = (torch.randn(3, rows, generator=generator, device="cuda") * scale).to(dtype)
+        label = (torch.rand(rows, generator=generator, device="cuda") < 0.3).float()
+        add_click_sums(total, logit, label)
+        expected += click_sums(logit, label)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+    bad = torch.tensor([[torch.nan], [torch.inf], [-torch.inf]], device="cuda")
+    add_click_sums(total.zero_(), bad, torch.ones(1, device="cuda"))
+    assert total[:, 2].isnan().tolist() == [True, False, False]
+    assert total[1:, 2].tolist() == [0.0, torch.inf]
