@@ -66,6 +66,10 @@ class Embeddings(Protocol):
         """Numbers of the host that the next update reads; a captured update would keep them. Empty where none."""
         ...
 
+    def capture_problem(self, sparse: SparseBatch) -> str | None:
+        """Why lookup, order and update of such a batch cannot be captured into a CUDA graph; None where they can."""
+        ...
+
     def verify(self) -> None:
         """Refuses ids outside their tables that no lookup has refused; every lookup since the last call counts.
 

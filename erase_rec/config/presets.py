@@ -20,7 +20,7 @@ class Preset:
         stream: ``towers[].stream``.
         schedule: keys of ``schedule``.
         distributed: keys of ``distributed``.
-        captures: captures the towers as CUDA graphs where the configuration's reduction lets it.
+        captures: captures the whole step as a CUDA graph, or the towers, where the configuration lets it.
     """
 
     detach: bool
@@ -55,7 +55,7 @@ PRESETS: Mapping[PresetName, Preset] = {
     "exact": Preset(False, "main", _schedule(False)),
     "exact_streams": Preset(False, "own", _schedule(False)),
     "detached": Preset(True, "main", _schedule(False)),
-    "erase": Preset(True, "own", _schedule(True, cuda_graph="tower"), captures=True),
+    "erase": Preset(True, "own", _schedule(True, cuda_graph="step"), captures=True),
     "paper_row3": _paper(False),
     "paper_row2": _paper(True),
     "paper_row1": _paper(False, dispatch="non_blocking", cuda_graph="tower"),
@@ -67,16 +67,17 @@ PRESETS: Mapping[PresetName, Preset] = {
 def apply_preset(config: Config) -> tuple[Config, frozenset[KeyPath]]:
     """Fills ``schedule``, ``distributed`` and the towers' ``detach`` and ``stream`` where they are None.
 
-    A key of ``distributed`` that has no meaning beside what the configuration says itself stays open, and a preset that
-    captures where it can does not where the configuration says what a capture does not go with.
+    A key of ``distributed`` that has no meaning beside what the configuration says itself stays open. A preset that
+    captures where it can captures what goes with what the configuration says, and updates towers by themselves where
+    no norm over all of them is asked for.
 
     Returns:
         The configuration and the keys that were filled.
     """
     preset = PRESETS[config.schedule.preset]
     schedule = _open_keys(config.schedule, preset.schedule)
-    if preset.captures and "cuda_graph" in schedule and not _can_capture(config):
-        schedule["cuda_graph"] = "none"
+    if preset.captures:
+        schedule = {key: _captured(config).get(key, value) for key, value in schedule.items()}
     distributed = _read_keys(config.distributed, _open_keys(config.distributed, preset.distributed))
     filled: set[KeyPath] = {("schedule", key) for key in schedule} | {("distributed", key) for key in distributed}
     towers = []
@@ -92,10 +93,17 @@ def apply_preset(config: Config) -> tuple[Config, frozenset[KeyPath]]:
     return config.model_copy(update=update), frozenset(filled)
 
 
-def _can_capture(config: Config) -> bool:
-    distributed = config.distributed
+def _captured(config: Config) -> dict[str, Any]:
+    """What a preset that captures does in this configuration."""
+    distributed, dense = config.distributed, config.optimizer.dense
+    one_norm = dense.max_grad_norm is not None and dense.clip == "global"
+    optimizer = {"optimizer": "end" if one_norm else "per_tower"}
+    if distributed.reduction in {None, "bucket"}:
+        by_worker = config.schedule.dispatch == "non_blocking"
+        return optimizer | {"cuda_graph": "tower" if by_worker else "step"}
     needs_hooks = distributed.reduction == "ddp_per_tower" or distributed.find_unused_parameters is True
-    return config.schedule.early_backward is not False and not needs_hooks
+    early = config.schedule.early_backward is not False
+    return optimizer | {"cuda_graph": "tower" if early and not needs_hooks else "none"}
 
 
 def _open_keys(section: object, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,12 @@ class ReplicatedTables(nn.Module):
         """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
         return self._tables.frozen_scalars()
 
+    def capture_problem(self, sparse: SparseBatch) -> str | None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        if not sparse.single_valued:
+            return "ranks tell each other the sizes of their bags on the host"
+        return self._tables.capture_problem(sparse)
+
     def verify(self) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; of training forwards every rank sees the ids of all."""
         self._tables.verify()

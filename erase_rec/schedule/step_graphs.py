@@ -3,7 +3,7 @@
 Lookup, towers, local losses, early backwards, over-arch, the tables' and the dense optimizers and the sums of the
 metrics are captured once and replayed with one launch. What a replay reads has a fixed address: a batch is copied into
 :class:`HeldBatch`; learning rates and step counts are numbers on the device. Host numbers that a capture freezes
-(``scalars``: those of a table optimizer that has them) are compared before each replay.
+(those of a table optimizer that has them) are compared before each replay.
 
 What cannot be replayed is launched operation by operation, with the same result: batches of another number of rows,
 and steps whose frozen numbers change from step to step. Each cause is said once, or ends the run (``strict``).
@@ -21,6 +21,7 @@ import torch
 from erase_rec.batch import Batch, StepOutput
 from erase_rec.distributed.collective_log import Collective, CollectiveLog
 from erase_rec.errors import UserError
+from erase_rec.protocols import Embeddings
 from erase_rec.schedule.measured_streams import MeasuredStreams, Measurement
 
 WARM_UP_STEPS = 3
@@ -96,7 +97,7 @@ class StepGraphs:
         self,
         device: torch.device,
         streams: MeasuredStreams,
-        scalars: Callable[[], tuple[float, ...]],
+        embeddings: Embeddings,
         collectives: CollectiveLog,
         *,
         strict: bool = False,
@@ -106,12 +107,12 @@ class StepGraphs:
         Args:
             device: a CUDA device.
             streams: that the step runs on.
-            scalars: host numbers that a capture freezes.
+            embeddings: which may read numbers of the host that a capture freezes, or not be captured at all.
             collectives: log of what ranks ask of each other.
             strict: a step that cannot be replayed after the first :data:`WARM_UP_STEPS` raises instead.
         """
         self._streams = streams
-        self._scalars = scalars
+        self._embeddings = embeddings
         self._collectives = collectives
         self._strict = strict
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # the default stream cannot capture
@@ -129,7 +130,7 @@ class StepGraphs:
         Raises:
             UserError: it cannot be replayed, under ``strict``.
         """
-        scalars, before = self._scalars(), self._before
+        scalars, before = self._embeddings.frozen_scalars(), self._before
         self._before = scalars
         seen = self._seen[batch.size] = self._seen.get(batch.size, 0) + 1
         if self._held is None or batch.size == self._held.batch.size:
@@ -150,16 +151,19 @@ class StepGraphs:
         """Why a step cannot be replayed."""
         if self._held is not None and batch.size != self._held.batch.size:
             return f"batches of {batch.size} rows, where the captured step has {self._held.batch.size}"
+        problem = self._embeddings.capture_problem(batch.sparse)
+        if problem is not None:
+            return problem
         if not settled:
             return (
-                "the tables' optimizer reads numbers of the host that change from step to step (its learning rate, "
-                "or Adam's count); choose optimizer.lr_schedule.kind=constant, or another optimizer.sparse.kind"
+                "the tables' optimizer reads numbers of the host that change in every step (its learning rate or "
+                "Adam's count); choose optimizer.lr_schedule.kind=constant, or another optimizer.sparse.kind"
             )
         return None
 
     def _say(self, cause: str) -> None:
         if self._strict:
-            raise UserError(f"schedule.cuda_graph: step cannot replay {cause}; or set schedule.strict=false")
+            raise UserError(f"schedule.cuda_graph: step, schedule.strict: cannot be replayed: {cause}")
         if cause not in self._said:
             self._said.add(cause)
             logger.warning("schedule.cuda_graph: step runs uncaptured: %s", cause)

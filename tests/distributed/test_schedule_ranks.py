@@ -132,8 +132,8 @@ class Jitter:
     def __init__(self, inner: Streams, seed: int) -> None:
         self._inner, self._random = inner, random.Random(seed)
 
-    def begin(self) -> None:
-        self._inner.begin()
+    def begin(self, *, measure: bool = False) -> None:
+        self._inner.begin(measure=measure)
 
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:

@@ -150,7 +150,7 @@ def test_strict_refuses_what_cannot_be_replayed(datasets, batches) -> None:  # t
     parts = build(load(*EARLY, "schedule.strict=true"), datasets)
     for batch in batches[: WARM_UP_STEPS + 2]:
         parts.step(batch)
-    with pytest.raises(UserError, match=r"cannot replay batches of 100 rows, where the captured step has 512"):
+    with pytest.raises(UserError, match=r"cannot be replayed: batches of 100 rows, where the captured step has 512"):
         parts.step(short(batches[0], 100))
 
 

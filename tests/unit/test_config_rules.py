@@ -480,7 +480,7 @@ def test_every_preset_is_declared() -> None:
         ("exact", False, "main", False, "none"),
         ("exact_streams", False, "own", False, "none"),
         ("detached", True, "main", False, "none"),
-        ("erase", True, "own", True, "tower"),
+        ("erase", True, "own", True, "step"),
     ],
 )
 def test_presets_fill_what_is_open(preset: str, detach: bool, stream: str, early: bool, cuda_graph: str) -> None:
@@ -488,23 +488,33 @@ def test_presets_fill_what_is_open(preset: str, detach: bool, stream: str, early
     assert [(tower.detach, tower.stream) for tower in config.towers] == [(detach, stream)] * 2
     schedule = config.schedule
     assert (schedule.early_backward, schedule.dispatch, schedule.cuda_graph) == (early, "blocking", cuda_graph)
-    assert (schedule.optimizer, schedule.embedding_gradient) == ("end", "both")
+    assert schedule.optimizer == ("per_tower" if preset == "erase" else "end")
+    assert schedule.embedding_gradient == "both"
 
 
 @pytest.mark.parametrize(
     ("schedule", "distributed", "cuda_graph"),
     [
-        ({}, {"reduction": "bucket"}, "tower"),
+        ({}, {"reduction": "bucket"}, "step"),
+        ({"dispatch": "non_blocking"}, {}, "tower"),
         ({}, {"reduction": "ddp", "find_unused_parameters": False}, "tower"),
         ({}, {"reduction": "ddp", "find_unused_parameters": True}, "none"),
         ({}, {"reduction": "ddp_per_tower"}, "none"),
-        ({"early_backward": False}, {}, "none"),
+        ({"early_backward": False}, {}, "step"),
+        ({"early_backward": False}, {"reduction": "ddp"}, "none"),
         ({"cuda_graph": "none"}, {}, "none"),
     ],
 )
 def test_the_erase_preset_captures_where_it_can(schedule: Any, distributed: Any, cuda_graph: str) -> None:
     config = make(schedule={"preset": "erase", **schedule}, distributed=distributed)
     assert config.schedule.cuda_graph == cuda_graph
+    assert not broken(config)
+
+
+def test_the_erase_preset_updates_all_at_once_where_one_norm_is_asked_for() -> None:
+    clipped = {"dense": {"max_grad_norm": 1.0}}
+    config = make(schedule={"preset": "erase"}, optimizer=clipped)
+    assert config.schedule.optimizer == "end"
     assert not broken(config)
 
 
