@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
+from models.kernels import own_kernel_applies
 from models.layers import side_by_side
 from models.towers.tower import Tower, field_problems
 
@@ -47,7 +48,7 @@ class AutoIntTower(Tower):
         """[B, N], [B, F*D] -> [B, out_dim]."""
         field_BFD = emb_BE.reshape(-1, self.fields, self.dim)
         for layer in self.layers:
-            field_BFD = layer(field_BFD)
+            field_BFD = layer(field_BFD, own_kernels=self.own_kernels)
         flat_BX = field_BFD.flatten(1)
         # Without dense columns nothing is copied: the fields are by far the larger part.
         parts = (flat_BX, dense_BN.to(flat_BX.dtype)) if dense_BN.shape[1] else (flat_BX,)
@@ -56,15 +57,21 @@ class AutoIntTower(Tower):
 
 
 class AttentionLayer(nn.Module):
-    """One interacting layer. Attention is written out: 26 fields are too few for a fused kernel to pay."""
+    """One interacting layer. Attention is written out: 26 fields are too few for a general fused kernel to pay."""
 
     def __init__(self, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, head_dim
         self.query_key_value_residual = nn.Linear(dim, 4 * num_heads * head_dim, bias=False)
 
-    def forward(self, field_BFD: Tensor) -> Tensor:
+    def forward(self, field_BFD: Tensor, *, own_kernels: bool = False) -> Tensor:
         """[B, F, D] -> [B, F, H * K] with H heads of dimension K."""
+        if own_kernels and own_kernel_applies(field_BFD):
+            from models.kernels.attention import attention_applies, field_attention
+
+            weight = self.query_key_value_residual.weight
+            if attention_applies(field_BFD, weight, self.num_heads):
+                return field_attention(field_BFD, weight, self.num_heads)
         projected = self.query_key_value_residual(field_BFD)
         query, key, value, residual_BFX = projected.chunk(4, dim=2)
         query_BHFK, key_BHFK, value_BHFK = (self._split(x) for x in (query, key, value))

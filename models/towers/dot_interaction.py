@@ -15,6 +15,7 @@ from torch import Tensor
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
+from models.kernels import own_kernel_applies
 from models.layers import MLP, missing_columns, side_by_side
 from models.towers.tower import Tower, field_problems
 
@@ -46,18 +47,28 @@ class DotInteractionTower(Tower):
         self.register_buffer("pairs", rows * vectors + columns, persistent=False)
         top_dim = vectors * (vectors - 1) // 2 + (self.dim if dense_dim else 0)
         self.zero_columns = missing_columns(top_dim)
-        self.top = MLP(top_dim + self.zero_columns, (*config.hidden, config.out_dim))
+        self.top_dim = top_dim + self.zero_columns
+        self.top = MLP(self.top_dim, (*config.hidden, config.out_dim))
         self.out_dim = config.out_dim
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, F*D] -> [B, out_dim]."""
         field_BFD = emb_BE.reshape(-1, self.fields, self.dim)
+        bottom_BD = None if self.bottom is None else self.bottom(dense_BN)
+        result: Tensor = self.top(self._interactions(bottom_BD, field_BFD))
+        return result
+
+    def _interactions(self, bottom_BD: Tensor | None, field_BFD: Tensor) -> Tensor:
+        """[bottom; pairs; zeros], as wide as the top MLP's input."""
+        if self.own_kernels and own_kernel_applies(field_BFD):
+            from models.kernels.interaction import dot_interaction, interaction_applies
+
+            if interaction_applies(bottom_BD, field_BFD):
+                return dot_interaction(bottom_BD, field_BFD, self.top_dim)
         parts = []
-        if self.bottom is not None:
-            bottom_BD = self.bottom(dense_BN)
+        if bottom_BD is not None:
             field_BFD = torch.cat((bottom_BD.to(field_BFD.dtype).unsqueeze(1), field_BFD), dim=1)
             parts.append(bottom_BD)
         dots_BFF = field_BFD @ field_BFD.transpose(1, 2)
         parts.append(dots_BFF.flatten(1).index_select(1, self.pairs))
-        result: Tensor = self.top(side_by_side(parts, self.zero_columns))
-        return result
+        return side_by_side(parts, self.zero_columns)
