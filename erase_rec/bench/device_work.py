@@ -71,7 +71,7 @@ class WorkReport:
 def profiled(run: Callable[[], None]) -> list[Work]:
     """The device's work while ``run`` runs. Synchronises the host; CUDA only."""
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
         run()
         torch.cuda.synchronize()
     with TemporaryDirectory() as folder:

@@ -124,6 +124,10 @@ class NoTables(nn.Module):
         """None."""
         return ()
 
+    def capture_problem(self, sparse: SparseBatch) -> str | None:
+        """There is none."""
+        return None
+
     def verify(self) -> None:
         """No id is looked up."""
 

@@ -43,7 +43,7 @@ def _draw_times(axes: Axes, rows: Sequence[Row]) -> None:
             axes.plot([row.batch for row in timed], medians, style, marker="o", markersize=3, label=arm)
     floors = {row.batch: row.floor_ms for row in rows if row.floor_ms is not None and row.family == "exact"}
     if floors:
-        axes.plot(list(floors), list(floors.values()), color="black", linewidth=1, label="floor (exact)")
+        axes.plot(list(floors), list(floors.values()), "_-", color="black", linewidth=1, label="floor (exact)")
     axes.set(xscale="log", yscale="log", xlabel="rows a step and rank", ylabel="step time, median (ms)")
     _batch_ticks(axes, rows)
     axes.legend(fontsize=7)

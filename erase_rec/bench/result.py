@@ -13,7 +13,7 @@ import numpy as np
 from erase_rec.bench.arms import Family, PlannedArm
 from erase_rec.bench.device_work import WorkReport
 from erase_rec.bench.floor import Floor
-from erase_rec.bench.turns import Turn
+from erase_rec.bench.turns import Turn, verdict
 from erase_rec.text_table import TextTable
 
 GIB = 2.0**30
@@ -143,13 +143,15 @@ class Row:
             floor=record | {"flops_ms": floor.flops_ms, "bytes_ms": floor.bytes_ms},
         )
 
-    def using(self, use: DeviceUse, verdict: str) -> Row:
+    def using(self, use: DeviceUse) -> Row:
         """With what it did on the device; comes after :meth:`timed`."""
         assert self.step_ms_p50 is not None
+        assert self.data_wait_ms is not None
         work = use.work
+        idle_share = max(0.0, 1 - work.union_ms / self.step_ms_p50)
         return replace(
             self,
-            verdict=verdict,
+            verdict=verdict(self.step_ms_p50, use.host_ms, self.data_wait_ms, idle_share),
             host_ms=use.host_ms,
             kernels=work.kernels,
             copies=work.copies,
@@ -157,7 +159,7 @@ class Row:
             kernel_ms_sum=work.sum_ms,
             kernel_ms_union=work.union_ms,
             overlap_share=work.overlap_share,
-            idle_share=max(0.0, 1 - work.union_ms / self.step_ms_p50),
+            idle_share=idle_share,
             peak_gib=use.peak_gib,
             tables_gib=use.tables_gib,
             top_kernels=tuple(asdict(kernel) for kernel in work.top),

@@ -20,7 +20,7 @@ from erase_rec.bench.arms import PlannedArm
 from erase_rec.bench.device_work import profiled, report
 from erase_rec.bench.floor import Ceilings, Counted, floor
 from erase_rec.bench.result import GIB, DeviceUse, Row
-from erase_rec.bench.turns import UNTIMED_STEPS, FloatArray, Turn, host_ms, mean_ms, take_turns, timed_turn, verdict
+from erase_rec.bench.turns import UNTIMED_STEPS, FloatArray, Turn, host_ms, mean_ms, take_turns, timed_turn
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 from erase_rec.protocols import TrainStep
@@ -198,9 +198,7 @@ def _on_device(row: Row, warm: _Warm) -> Row:
 
     host = host_ms(step, batches, HOST_STEPS, torch.cuda.synchronize)
     use = DeviceUse(host, warm.peak_bytes / GIB, warm.arm.tables_bytes / GIB, report(profiled(run), PROFILED_STEPS))
-    assert row.step_ms_p50 is not None
-    assert row.data_wait_ms is not None
-    return row.using(use, verdict(row.step_ms_p50, host, row.data_wait_ms))
+    return row.using(use)
 
 
 def _close(batches: Iterator[Batch]) -> None:

@@ -80,12 +80,13 @@ def host_ms(step: TrainStep, batches: Iterator[Batch], count: int, synchronize: 
     return 1e3 * float(np.median(times))
 
 
-def verdict(step_ms: float, host_ms: float, wait_ms: float) -> str:
+def verdict(step_ms: float, host_ms: float, wait_ms: float, idle_share: float) -> str:
     """What bounds a step: its batch, the host that launches it, or the device.
 
-    ``data-bound`` where it waits for its batch for a tenth of its time or more; else ``host-bound`` where launching
-    it takes nine tenths of its time or more; else ``device-bound``.
+    ``data-bound`` where it waits for its batch for a tenth of its time or more; else ``host-bound`` where the device is
+    idle for a tenth of it or more and launching it takes nine tenths of it or more; else ``device-bound``, be it by
+    kernels or by the gaps between them.
     """
     if wait_ms >= 0.1 * step_ms:
         return "data-bound"
-    return "host-bound" if host_ms >= 0.9 * step_ms else "device-bound"
+    return "host-bound" if idle_share >= 0.1 and host_ms >= 0.9 * step_ms else "device-bound"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -220,5 +221,6 @@ def _about(machine: Machine) -> dict[str, Any]:
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """NVIDIA's kernel driver, as it describes itself; None where there is none."""
-    return path.read_text(encoding="utf-8").splitlines()[0] if path.is_file() else None
+    """Version of NVIDIA's kernel driver; None where there is none."""
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", path.read_text(encoding="utf-8")) if path.is_file() else None
+    return None if found is None else found[0]

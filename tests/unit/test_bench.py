@@ -16,7 +16,7 @@ from erase_rec.bench.arms import PlannedArm, choose_arms, loss_overrides, plan_a
 from erase_rec.bench.batches import LONGEST_BAG, RandomRows, full, rotated, rows_touched
 from erase_rec.bench.device_work import Work, report, work_of
 from erase_rec.bench.floor import COUNTED_ROWS, Ceilings, floor
-from erase_rec.bench.result import Row, strongest_early, strongest_exact
+from erase_rec.bench.result import DeviceUse, Row, kernel_table, strongest_early, strongest_exact, tables
 from erase_rec.bench.torchrec_user import TorchRecTable, build_torchrec_step
 from erase_rec.bench.turns import Turn, take_turns, verdict
 from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
@@ -205,9 +205,12 @@ def test_turns_go_there_and_back() -> None:
 
 
 def test_verdicts() -> None:
-    assert verdict(step_ms=1.0, host_ms=0.95, wait_ms=0.01) == "host-bound"
-    assert verdict(step_ms=1.0, host_ms=0.1, wait_ms=0.01) == "device-bound"
-    assert verdict(step_ms=1.0, host_ms=0.95, wait_ms=0.3) == "data-bound"
+    assert verdict(step_ms=1.0, host_ms=0.95, wait_ms=0.01, idle_share=0.5) == "host-bound"
+    assert (
+        verdict(step_ms=1.0, host_ms=0.95, wait_ms=0.01, idle_share=0.01) == "device-bound"
+    )  # one waits for the other
+    assert verdict(step_ms=1.0, host_ms=0.1, wait_ms=0.01, idle_share=0.5) == "device-bound"  # gaps inside a graph
+    assert verdict(step_ms=1.0, host_ms=0.95, wait_ms=0.3, idle_share=0.5) == "data-bound"
 
 
 def test_rows_count_all_steps_and_the_strongest_is_no_pair() -> None:
@@ -220,6 +223,17 @@ def test_rows_count_all_steps_and_the_strongest_is_no_pair() -> None:
     refused = Row.of("w", early, 1, "there is no device")
     assert strongest_exact([fast, row]) == row
     assert strongest_early([row, refused]) is None
+
+
+def test_what_a_row_says_of_the_device() -> None:
+    row = Row.of("w", planned("exact_eager"), 1).timed([Turn(np.array([2.0, 2.0]), np.zeros(2))])
+    work = report([Work("a", "kernel", 1, 0.0, 500.0), Work("a", "kernel", 2, 0.0, 500.0)], 1)
+    row = row.using(DeviceUse(host_ms=1.9, peak_gib=3.0, tables_gib=2.0, work=work))
+    assert (row.kernels, row.kernel_ms_sum, row.kernel_ms_union, row.overlap_share) == (2, 1.0, 0.5, 0.5)
+    assert (row.idle_share, row.verdict) == (0.75, "host-bound")
+    shown = [table.title for table in tables([row, Row.of("w", planned("exact_graph"), 1, "no graphs")])]
+    assert shown == ["w, 64 rows a step and rank", "on the device, a step of 64 rows", "not run at 64 rows"]
+    assert kernel_table(row).rows == (("a", "2.0", "1000.0"),)
 
 
 # Device work
