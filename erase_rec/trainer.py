@@ -115,7 +115,7 @@ class Trainer:
         """
         state = checkpoint.read_state(path)
         ranks = state["ranks"]
-        tensors = self._tensors() | self._random.empty(ranks)
+        tensors = checkpoint_tensors(self.parts) | self._random.empty(ranks)
         checkpoint.load(path, tensors)
         self.parts.optimizer.refresh()
         # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
@@ -281,25 +281,29 @@ class Trainer:
             "data_fingerprint": self.parts.data_fingerprint,
             "ranks": self.parts.world.size,
         }
-        tensors = self._tensors() | self._random.tensors()
+        tensors = checkpoint_tensors(self.parts) | self._random.tensors()
         if self.parts.world.is_first:
             self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
         self._saved_step = self.position.step
         self.timer.resume()
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the run but the generators', by a name that depends on no schedule, backend or rank."""
-        embeddings = self.parts.model.embeddings
-        return served_tensors(self.parts.model) | {
-            **{f"model/{name}": value for name, value in self.parts.optimizer.masters().items()},
-            **{
-                f"table_optimizer/{table}/{name}": value
-                for table, entries in embeddings.optimizer_state().items()
-                for name, value in entries.items()
-            },
-            **{f"optimizer/{name}": value for name, value in self.parts.optimizer.state().items()},
-            **{f"{METRICS}{name}": value for name, value in self.parts.metrics.state_dict().items()},
-        }
+
+def checkpoint_tensors(parts: Parts) -> dict[str, Tensor]:
+    """Every tensor of a run but the generators', by a name that depends on no schedule, backend or rank; collective.
+
+    They share storage with what they are of. Whoever loads into them then tells the optimizer (``refresh``).
+    """
+    embeddings = parts.model.embeddings
+    return served_tensors(parts.model) | {
+        **{f"model/{name}": value for name, value in parts.optimizer.masters().items()},
+        **{
+            f"table_optimizer/{table}/{name}": value
+            for table, entries in embeddings.optimizer_state().items()
+            for name, value in entries.items()
+        },
+        **{f"optimizer/{name}": value for name, value in parts.optimizer.state().items()},
+        **{f"{METRICS}{name}": value for name, value in parts.metrics.state_dict().items()},
+    }
 
 
 def served_tensors(model: CTRModel) -> dict[str, Tensor]:
