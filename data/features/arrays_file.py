@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 _DIRECTORY = b"arrays"
@@ -64,3 +67,10 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> tuple[dict[st
         column, start, length = directory[name]
         found[name] = batch.column(column).values.slice(start, length)
     return found, metadata[_NOTE].decode()
+
+
+def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
+    """Numbers without nulls as NumPy's, without a copy; Arrow's own ``to_numpy`` imports pandas, for 0.4 s."""
+    kind = array.type.to_pandas_dtype()
+    found: npt.NDArray[Any] = np.frombuffer(array.buffers()[1] or b"", dtype=kind)
+    return found[array.offset : array.offset + len(array)]

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from data.block import Bags, EncodedBlock, RowArray
 from data.errors import DataError
-from data.features.arrays_file import read_arrays, write_arrays
+from data.features.arrays_file import numbers_of, read_arrays, write_arrays
 from data.features.columns import size_of
 from data.features.dense import Standard, transform
 from data.features.hashing import HashBuckets, fill_buckets
@@ -178,12 +178,12 @@ def _training_rows(feature: SparseFeatureConfig, raw: RawSparse) -> RowArray:
 def _restore(feature: SparseFeatureConfig, position: int, arrays: Mapping[str, pa.Array]) -> Encoding:
     match feature.encoding:
         case "hash":
-            return HashBuckets(size_of(feature), arrays[f"touched/{position}"].to_numpy())
+            return HashBuckets(size_of(feature), numbers_of(arrays[f"touched/{position}"]))
         case "id":
             return IdRange(size_of(feature))
         case "vocabulary":
             return Vocabulary(
                 categories=arrays[f"categories/{position}"],
-                hashes=arrays[f"hashes/{position}"].to_numpy(),
-                positions=arrays[f"positions/{position}"].to_numpy(),
+                hashes=numbers_of(arrays[f"hashes/{position}"]),
+                positions=numbers_of(arrays[f"positions/{position}"]),
             )

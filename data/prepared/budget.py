@@ -27,8 +27,10 @@ MERGE_BYTES = 64 * MIB
 """Merging vocabularies and comparing row ids gets at least so much."""
 MOST_MERGE_BYTES = 128 * MIB
 """And no more than that: it is not faster with more, and so the peak does not grow with the rows."""
-MAIN_BYTES = 64 * MIB
-"""What the main process comes to need beside what it has, and the tracker that multiprocessing runs beside it."""
+MAIN_BYTES = 48 * MIB
+"""What the main process comes to need beside what it has."""
+NURSERY_BYTES = 96 * MIB
+"""The process that workers are forked from; most of it is theirs, too, and counts once more with each."""
 WORKER_BYTES = 110 * MIB
 """A worker before its first chunk: the interpreter, numpy and Arrow."""
 
@@ -139,7 +141,7 @@ def estimate_disk(sample: Sample, input_bytes: int, workers: int) -> Disk:
 
 def first_workers(memory_bytes: int, wanted: int) -> int:
     """Workers to start before a sample says what they need, at most ``wanted``."""
-    return max(1, min(wanted, (memory_bytes - peak_bytes()) // WORKER_BYTES))
+    return max(1, min(wanted, (memory_bytes - peak_bytes() - NURSERY_BYTES) // WORKER_BYTES))
 
 
 def share_memory(memory_bytes: int, wanted: int, *, main_bytes: int, sample: Sample, features_bytes: int = 0) -> Memory:
@@ -158,7 +160,7 @@ def share_memory(memory_bytes: int, wanted: int, *, main_bytes: int, sample: Sam
     in_flight = GROUP_CHUNKS * sample.task_bytes
     a_worker = round(sample.peak_bytes * MARGIN) + 2 * in_flight + features_bytes
     a_worker_in_main = 2 * in_flight  # one group that waits, one on its way
-    fixed = main_bytes + MAIN_BYTES + in_flight + MERGE_BYTES
+    fixed = main_bytes + MAIN_BYTES + NURSERY_BYTES + in_flight + MERGE_BYTES
     workers = min(wanted, (memory_bytes - fixed) // (a_worker + a_worker_in_main))
     if workers < 1:
         needed = -(-(fixed + a_worker + a_worker_in_main) // (16 * MIB)) * 16

@@ -5,33 +5,28 @@ Not ``ProcessPoolExecutor``: its workers outlive a parent that is killed, and en
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from data.errors import DataError
+from data.prepared.nursery import Nursery, ended
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_ENDING_S = 5.0
+_PRELOAD = ("data.prepared.work", "data.prepared.budget", "data.sources.delimited", "data.sources.parquet")
 _RESULTS_A_WORKER = 4
 """Results that wait for a slow task before them."""
 
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
     pipe: Connection
     number: int | None = None
     """Of the task that it works on."""
@@ -40,17 +35,17 @@ class _Worker:
 class WorkerPool:
     """A context; leaving it ends the workers, whatever they do."""
 
-    def __init__(self, count: int) -> None:
-        """Starts ``count`` workers; they are ready when their imports are done."""
-        # Not forked: a fork of a process with threads (Arrow has some) can hang.
-        context = multiprocessing.get_context("spawn")
-        self._workers: list[_Worker] = []
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
+    def __init__(self, count: int, nursery: Nursery | None = None) -> None:
+        """Asks for ``count`` workers and does not wait for them.
+
+        Args:
+            count: workers.
+            nursery: where they come from, of :func:`open_nursery`; the pool closes it. None: one of its own.
+        """
+        self._nursery = nursery or open_nursery()
+        self._workers = [_Worker(self._nursery.fork()) for _ in range(count)]
+        self._pids: list[int] = []
+        """Of the workers, in their order, as far as they were asked for."""
 
     @property
     def size(self) -> int:
@@ -59,8 +54,16 @@ class WorkerPool:
 
     def shrink(self, count: int) -> None:
         """Ends all but ``count`` workers; none is at work."""
-        self._workers, surplus = self._workers[:count], self._workers[count:]
-        _end(surplus)
+        pids = self.pids()
+        for pid in pids[count:]:
+            self._nursery.wait(pid, kill=True)
+        self._workers, self._pids = self._workers[:count], pids[:count]
+
+    def pids(self) -> list[int]:
+        """Process numbers of the workers; waits until they are there."""
+        while len(self._pids) < len(self._workers):
+            self._pids.append(self._nursery.number())
+        return self._pids
 
     def in_order(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Results in the order of the tasks.
@@ -88,7 +91,7 @@ class WorkerPool:
                 yield value
             idle = [worker for worker in self._workers if worker.number is None]
             while idle and waiting:
-                _give(idle.pop(), function, *waiting.popleft())
+                self._give(idle.pop(), function, *waiting.popleft())
             if not drained and len(waiting) < self.size and len(done) < _RESULTS_A_WORKER * self.size:
                 try:
                     waiting.append((drawn, next(source)))
@@ -112,7 +115,7 @@ class WorkerPool:
             try:
                 done[worker.number] = worker.pipe.recv()
             except (EOFError, ConnectionError):
-                raise _died(worker) from None
+                raise self._died(worker) from None
             worker.number = None
 
     def __enter__(self) -> Self:
@@ -121,38 +124,29 @@ class WorkerPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        workers, self._workers = self._workers, []
-        _end(workers)
+        for worker in self._workers:
+            worker.pipe.close()
+        self._workers = []
+        self._nursery.close()  # whatever is not finished was not published
+
+    def _give(self, worker: _Worker, function: Callable[[Any], Any], number: int, task: Any) -> None:
+        try:
+            worker.pipe.send((function, task))
+        except OSError:
+            raise self._died(worker) from None
+        worker.number = number
+
+    def _died(self, worker: _Worker) -> DataError:
+        return ended(self._nursery.wait(self.pids()[self._workers.index(worker)], kill=False))
 
 
-def _give(worker: _Worker, function: Callable[[Any], Any], number: int, task: Any) -> None:
-    try:
-        worker.pipe.send((function, task))
-    except OSError:
-        raise _died(worker) from None
-    worker.number = number
+def open_nursery() -> Nursery:
+    """Where workers of a preparation come from; started early, it is ready when they are needed."""
+    return Nursery("data.prepared.pool:serve", _PRELOAD)
 
 
-def _end(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.process.kill()  # whatever is not finished was not published
-    for worker in workers:
-        worker.process.join(_ENDING_S)
-        worker.pipe.close()
-
-
-def _died(worker: _Worker) -> DataError:
-    worker.process.join(_ENDING_S)
-    code = worker.process.exitcode
-    how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-    cause = " (the machine may have run out of memory: give fewer --workers)" if code == -signal.SIGKILL else ""
-    return DataError(f"a worker process was ended {how}{cause}; run the same command again: what is finished is kept")
-
-
-def _serve(pipe: Connection) -> None:
+def serve(pipe: Connection) -> None:
     """Runs in a worker: one task after the other."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             function, task = pipe.recv()
@@ -165,11 +159,3 @@ def _serve(pipe: Connection) -> None:
                 error.add_note(traceback.format_exc())  # a traceback does not travel
             outcome = (False, error)
         pipe.send(outcome)
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed must not leave workers that go on writing beside those of a second run."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)

@@ -34,6 +34,7 @@ from data.prepared.budget import (
 from data.prepared.files import writing
 from data.prepared.lock import locked
 from data.prepared.manifest import FEATURES, FileRecord, Manifest
+from data.prepared.nursery import Nursery
 from data.prepared.plan import Input, Plan, open_inputs
 from data.prepared.pool import WorkerPool
 from data.prepared.records import GroupRecord, Published
@@ -81,7 +82,7 @@ class Options:
     force: bool = False
 
 
-def prepare(config: Config, folder: Path, options: Options, report: Report) -> Manifest:
+def prepare(config: Config, folder: Path, options: Options, report: Report, nursery: Nursery | None = None) -> Manifest:
     """Prepares, or goes on where an earlier run of the same plan stopped.
 
     Args:
@@ -89,6 +90,7 @@ def prepare(config: Config, folder: Path, options: Options, report: Report) -> M
         folder: where to write; made when missing. Only the last file, the manifest, makes it a prepared one.
         options: how.
         report: is told how it goes.
+        nursery: where workers come from, of :func:`data.prepared.pool.open_nursery`, where one was opened ahead.
 
     Raises:
         DataError: the data cannot be read as configured, the folder holds something else or is in use, or disk or
@@ -100,7 +102,7 @@ def prepare(config: Config, folder: Path, options: Options, report: Report) -> M
         with locked(folder / WORK):
             finished = Plan.of(config, inputs).claim(folder, force=options.force)
             if finished is None:
-                with WorkerPool(first_workers(options.memory_bytes, options.workers)) as pool:
+                with WorkerPool(first_workers(options.memory_bytes, options.workers), nursery) as pool:
                     finished = _Preparation(config, folder, options, report, inputs, pool).run()
             else:
                 report.say(f"{folder} is prepared already, from the same files and settings")
@@ -108,14 +110,14 @@ def prepare(config: Config, folder: Path, options: Options, report: Report) -> M
     return finished
 
 
-def dry_run(config: Config, folder: Path, options: Options, report: Report) -> Disk:
-    """Says what :func:`prepare` would take, from one chunk; writes nothing.
+def dry_run(config: Config, folder: Path, options: Options, report: Report, nursery: Nursery | None = None) -> Disk:
+    """Says what :func:`prepare` would take, from one chunk; writes nothing. Arguments are the same.
 
     Raises:
         DataError: the data cannot be read as configured, or disk or memory do not suffice.
     """
     inputs = open_inputs(config)
-    with WorkerPool(first_workers(options.memory_bytes, options.workers)) as pool:
+    with WorkerPool(first_workers(options.memory_bytes, options.workers), nursery) as pool:
         return _Preparation(config, folder, options, report, inputs, pool).estimate()[0]
 
 

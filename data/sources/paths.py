@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
-
-import fsspec  # type: ignore[import-untyped]
-from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from data.errors import DataError
 from data.sources.source import InputFile
 from erase_rec.errors import nearest
+
+if TYPE_CHECKING:  # imported where a URL is named: it takes longer than a small file
+    from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _LOCAL = re.compile(r"(file|local)://", re.IGNORECASE)
@@ -36,7 +35,7 @@ class File:
 
     name: str
     path: str
-    remote: fsspec.AbstractFileSystem | None = None
+    remote: AbstractFileSystem | None = None
 
     def open(self) -> BinaryIO:
         """Opens it for reading from the start.
@@ -47,6 +46,8 @@ class File:
         with readable(self.name):
             if self.remote is None:
                 return open(self.path, "rb")
+            from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+
             if isinstance(self.remote, MemoryFileSystem):
                 # it hands out one object, with one position, to all who open a file
                 return io.BytesIO(self.remote.cat_file(self.path))
@@ -114,6 +115,8 @@ def resolve(patterns: Sequence[str]) -> list[File]:
     files: list[File] = []
     for pattern in patterns:
         if _LOCAL.match(pattern):
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
             files.extend(_local_matches(str(url_to_fs(pattern)[1])))
         else:
             files.extend(_remote_matches(pattern) if is_url(pattern) else _local_matches(pattern))
@@ -175,7 +178,10 @@ def _remote_matches(pattern: str) -> list[File]:
     raise DataError(f"file {pattern!r} not found, or it may not be read with the credentials at hand")
 
 
-def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+def _file_system(url: str) -> tuple[AbstractFileSystem, str]:
+    import fsspec
+    from fsspec.core import url_to_fs
+
     protocol = url.split("://")[0].split("::")[0]
     if protocol not in fsspec.available_protocols():
         close = nearest(protocol, fsspec.available_protocols())
@@ -189,5 +195,5 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return remote, str(path)
 
 
-def _remote_file(remote: fsspec.AbstractFileSystem, path: str) -> File:
+def _remote_file(remote: AbstractFileSystem, path: str) -> File:
     return File(str(remote.unstrip_protocol(path)), path, remote)

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Self
@@ -58,17 +59,20 @@ def command(
     dry: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take; write nothing.")] = False,
 ) -> None:
     """Read, split, fit and encode click logs into a folder that training reads with data.prepared=FOLDER."""
-    from data.prepared.prepare import Options, dry_run, prepare
-    from erase_rec.config.load import load_config
+    from data.prepared.pool import open_nursery
 
-    loaded = load_config(config, overrides or [], catalog=DataCatalog()).config
-    options = Options(workers or _cores(), read_size(memory), shlex.join(["erase-rec", *sys.argv[1:]]), force)
-    with PrepareProgress(Console()) as progress:
+    # Before what takes long to import here: workers need it, too, and import it meanwhile.
+    with closing(open_nursery()) as nursery, PrepareProgress(Console()) as progress:
+        from data.prepared.prepare import Options, dry_run, prepare
+        from erase_rec.config.load import load_config
+
+        loaded = load_config(config, overrides or [], catalog=DataCatalog()).config
+        options = Options(workers or _cores(), read_size(memory), shlex.join(["erase-rec", *sys.argv[1:]]), force)
         if dry:
-            dry_run(loaded, out, options, progress)
+            dry_run(loaded, out, options, progress, nursery)
             return
         try:
-            manifest = prepare(loaded, out, options, progress)
+            manifest = prepare(loaded, out, options, progress, nursery)
         except KeyboardInterrupt:
             progress.close()
             typer.echo("interrupted; what is finished is kept: run the same command again to go on", err=True)

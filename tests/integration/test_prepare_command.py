@@ -153,8 +153,13 @@ def test_a_killed_worker_is_one_message(workplace: Path, whole: dict[str, str]) 
 
 
 def worker_of(parent: int) -> int:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return next(int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes())
+    """Of the nursery, the one child of the command."""
+    (nursery,) = children_of(parent)
+    return children_of(nursery)[0]
+
+
+def children_of(parent: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 def test_a_file_system_that_takes_no_more_is_one_message(workplace: Path, whole: dict[str, str]) -> None:

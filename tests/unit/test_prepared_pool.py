@@ -88,7 +88,7 @@ def test_workers_end_with_a_parent_that_is_killed(checkout: Path) -> None:
         "from data.prepared.pool import WorkerPool\n"
         "if __name__ == '__main__':\n"
         "    pool = WorkerPool(2)\n"
-        "    print(*(worker.process.pid for worker in pool._workers), flush=True)\n"
+        "    print(*pool.pids(), flush=True)\n"
         "    list(pool.in_order(time.sleep, [600, 600]))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=checkout, stdout=subprocess.PIPE, text=True) as parent:
@@ -106,3 +106,20 @@ def test_workers_end_with_a_parent_that_is_killed(checkout: Path) -> None:
 def _is_alive(number: int) -> bool:
     status = Path(f"/proc/{number}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_workers_that_are_forked_can_use_arrow_without_pandas() -> None:
+    """Arrow would import it with the first array that it converts."""
+    with WorkerPool(2) as pool:
+        code = "import sys, pyarrow\nassert pyarrow.array([1]).to_numpy()[0] == 1\nassert 'pandas' not in sys.modules"
+        assert list(pool.in_order(exec, [code, code])) == [None, None]
+
+
+def test_a_pool_whose_nursery_is_gone_is_one_message() -> None:
+    with WorkerPool(1) as pool:
+        assert list(pool.in_order(abs, [-1])) == [1]
+        pool._nursery._process.kill()
+        pool._nursery._process.wait()
+        pool.pids()
+        with pytest.raises(DataError, match="a worker process was ended by signal 9"):
+            list(pool.in_order(os._exit, [0]))
