@@ -57,7 +57,7 @@ class Batch:
     """Rows of a click log after the feature transforms.
 
     Attributes:
-        dense: float32 [B, N], finite.
+        dense: float32 [B, N], finite; or wider, with zero columns after the N-th.
         sparse: the bags of the F sparse features.
         label: float32 [B], 0 or 1.
         row_ids: int64 [B] on the host, the rows' positions in their split: names rows in messages.

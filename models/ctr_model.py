@@ -41,9 +41,9 @@ class ColumnSelection(nn.Module):
         self.register_buffer("index", None if contiguous else torch.tensor(columns), persistent=False)
 
     def forward(self, x_BX: Tensor) -> Tensor:
-        """[B, available] -> [B, width]; no columns chosen: a tensor through which no gradient flows."""
-        assert x_BX.shape[1] == self.available
-        if self.width == self.available:
+        """[B, available or more] -> [B, width]; no columns chosen: a tensor through which no gradient flows."""
+        assert x_BX.shape[1] >= self.available
+        if self.width == x_BX.shape[1]:
             return x_BX
         if self.width == 0:
             return x_BX.new_empty((x_BX.shape[0], 0))
@@ -91,7 +91,11 @@ class TowerBlock(nn.Module):
     def forward(self, dense_BN: Tensor, pooled_BE: Tensor, outputs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
         """[B, N], [B, E], [B, O] a tower read -> output [B, out_dim], local logit [B] in float32 at least."""
         assert len(outputs) == len(self.inputs)
-        dense_BX = side_by_side((self.dense(dense_BN).to(pooled_BE.dtype), *outputs), self.zero_columns)
+        with_zeros = self.dense.width + self.zero_columns
+        if self.dense.width == self.dense.available and not outputs and dense_BN.shape[1] >= with_zeros:
+            dense_BX = dense_BN.narrow(1, 0, with_zeros).to(pooled_BE.dtype)  # the batch has the zero columns already
+        else:
+            dense_BX = side_by_side((self.dense(dense_BN).to(pooled_BE.dtype), *outputs), self.zero_columns)
         output_BO = self.tower(dense_BX, self.sparse(pooled_BE))
         return output_BO, self.head(output_BO)
 

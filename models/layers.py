@@ -73,6 +73,14 @@ class RowTolerantBatchNorm(nn.BatchNorm1d):
         return super().forward(x_BN)
 
 
+def project(layer: nn.Linear, x_BN: Tensor, *, own_kernels: bool) -> Tensor:
+    """``layer(x)``, with its bias gradient fused where own kernels are wanted and apply."""
+    if own_kernels and own_kernel_applies(x_BN):
+        return linear(x_BN, layer)
+    projected: Tensor = layer(x_BN)
+    return projected
+
+
 ALIGNMENT = 8
 """Columns: a matrix product in bf16 one of whose dimensions is no multiple of it falls to a slow kernel."""
 

@@ -273,7 +273,7 @@ class GradientProgram:
 
     def _logit_join(self, state: StepState, op: Op) -> None:
         micro = state.micros[op.micro]
-        total = torch.stack([logit.detach() for logit in micro.logits.values()]).sum(dim=0)
+        total = sum_gradients([logit.detach() for logit in micro.logits.values()])
         micro.logit_sum = self._graphs.hold(op.key, total)
 
     def _local_loss(self, state: StepState, op: Op) -> None:

@@ -26,6 +26,8 @@ from erase_rec.schedule.measured_streams import MeasuredStreams, Measurement
 
 WARM_UP_STEPS = 3
 """Steps of one number of rows before it is captured: kernels are compiled and libraries set themselves up."""
+DENSE_ALIGNMENT = 8
+"""Dense columns are held with zero columns up to a multiple of it, which towers would have to add by themselves."""
 SPARE_IDS = 1.25
 """Room for ids in a batch of bags, relative to the most that a batch has had."""
 
@@ -47,8 +49,9 @@ class HeldBatch:
     def __init__(self, like: Batch, room: int) -> None:
         """Buffers for batches with as many rows as ``like`` and at most ``room`` ids."""
         sparse = like.sparse
+        rows, self._columns = like.dense.shape
         self.batch = Batch(
-            torch.empty_like(like.dense),
+            like.dense.new_zeros(rows, self._columns + -self._columns % DENSE_ALIGNMENT),
             replace(
                 sparse,
                 values=sparse.values.new_zeros(room),
@@ -71,7 +74,8 @@ class HeldBatch:
     def fill(self, batch: Batch) -> None:
         """Copies ``batch``, on the current stream."""
         held, sparse = self.batch, batch.sparse
-        torch._foreach_copy_([held.dense, held.label], [batch.dense, batch.label])
+        held.dense[:, : self._columns].copy_(batch.dense)
+        held.label.copy_(batch.label)
         held.sparse.values[: sparse.values.numel()].copy_(sparse.values)
         if not held.sparse.single_valued:
             held.sparse.lengths.copy_(sparse.lengths)

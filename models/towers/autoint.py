@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
 from models.kernels import own_kernel_applies
-from models.layers import side_by_side
+from models.layers import project, side_by_side
 from models.towers.tower import Tower, field_problems
 
 
@@ -52,8 +52,7 @@ class AutoIntTower(Tower):
         flat_BX = field_BFD.flatten(1)
         # Without dense columns nothing is copied: the fields are by far the larger part.
         parts = (flat_BX, dense_BN.to(flat_BX.dtype)) if dense_BN.shape[1] else (flat_BX,)
-        result: Tensor = self.projection(side_by_side(parts))
-        return result
+        return project(self.projection, side_by_side(parts), own_kernels=self.own_kernels)
 
 
 class AttentionLayer(nn.Module):

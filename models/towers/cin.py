@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
+from models.layers import project
 from models.towers.tower import Tower, field_problems
 
 
@@ -51,5 +52,6 @@ class CINTower(Tower):
             x_BDH = compress(outer_BDX)
             pooled.append(x_BDH.sum(dim=1))
         pooled_BX = torch.cat(pooled, dim=1)
-        result: Tensor = self.projection(torch.cat((pooled_BX, dense_BN.to(pooled_BX.dtype)), dim=1))
-        return result
+        return project(
+            self.projection, torch.cat((pooled_BX, dense_BN.to(pooled_BX.dtype)), dim=1), own_kernels=self.own_kernels
+        )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
-from models.layers import MLP
+from models.layers import MLP, project
 from models.towers.fm import bi_interaction
 from models.towers.tower import Tower, field_problems
 
@@ -45,5 +45,4 @@ class DeepFMTower(Tower):
         first_order_BX = torch.cat((dense_BN, emb_BE), dim=1)
         pairs_BD = bi_interaction(emb_BE.reshape(-1, self.fields, self.dim))
         terms = (pairs_BD, first_order_BX, self.deep(first_order_BX))
-        result: Tensor = self.projection(torch.cat(terms, dim=1))
-        return result
+        return project(self.projection, torch.cat(terms, dim=1), own_kernels=self.own_kernels)

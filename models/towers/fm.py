@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.types import ProjectedTowerParams
+from models.layers import project
 from models.towers.tower import Tower, field_problems
 
 
@@ -37,8 +38,7 @@ class FMTower(Tower):
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, F*D] -> [B, out_dim]."""
         pairs_BD = bi_interaction(emb_BE.reshape(-1, self.fields, self.dim))
-        result: Tensor = self.projection(torch.cat((pairs_BD, emb_BE, dense_BN), dim=1))
-        return result
+        return project(self.projection, torch.cat((pairs_BD, emb_BE, dense_BN), dim=1), own_kernels=self.own_kernels)
 
 
 def bi_interaction(field_BFD: Tensor) -> Tensor:
