@@ -23,7 +23,17 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from erase_rec.config.schema import Config
+from erase_rec.dashboards import (
+    PEAK_MEMORY,
+    arm_hash,
+    hparams_end_summary,
+    hparams_summaries,
+    hyperparameters,
+    layout_summary,
+)
 from erase_rec.protocols import EvalResult
+from erase_rec.summary import Summary as RunSummary
 
 EVENT_PREFIX = "events.out.tfevents."
 METRICS_FILE = "metrics.jsonl"
@@ -37,6 +47,12 @@ class RunLog:
 
     def text(self, tag: str, text: str) -> None:
         """Logs a text (Markdown) once for the run."""
+
+    def hparams(self, config: Config) -> None:
+        """Logs what sets the run's arm apart, for the HParams dashboard; once for each process of the run."""
+
+    def final(self, step: int, values: Mapping[str, float]) -> None:
+        """Logs what the run came to (see :func:`final_scalars`) at its last step; to the events only."""
 
     def flush(self) -> None:
         """Brings everything logged so far to the disk."""
@@ -81,6 +97,8 @@ class FileRunLog(RunLog):
         self._write(Event(file_version="brain.Event:2"))
         if purge_step is not None:
             self._write(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+        self._write(Event(summary=layout_summary()))
+        self._has_hparams = False
         self._events.flush()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -90,8 +108,7 @@ class FileRunLog(RunLog):
             self._end_row()
         self._step = step
         self._row |= {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._write(Event(step=step, summary=summary))
+        self._write(Event(step=step, summary=_scalar_summary(values)))
         self._events.flush()
 
     def text(self, tag: str, text: str) -> None:
@@ -99,6 +116,24 @@ class FileRunLog(RunLog):
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         tensor = TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[text.encode()])
         self._write(Event(summary=Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])))
+
+    def hparams(self, config: Config) -> None:
+        """See :meth:`RunLog.hparams`."""
+        self._has_hparams = True
+        for summary in hparams_summaries(hyperparameters(config), arm_hash(config), time.time()):
+            self._write(Event(summary=summary))
+
+    def final(self, step: int, values: Mapping[str, float]) -> None:
+        """See :meth:`RunLog.final`."""
+        self._write(Event(step=step, summary=_scalar_summary(values)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the log; the HParams dashboard is told whether the run ended well."""
+        if self._has_hparams and not self._events.closed:
+            self._write(Event(summary=hparams_end_summary(error is None, time.time())))
+        self.close()
 
     def flush(self) -> None:
         """See :meth:`RunLog.flush`."""
@@ -132,6 +167,29 @@ def eval_scalars(result: EvalResult) -> dict[str, float]:
     for tower, metrics in result.towers.items():
         values |= {f"eval/tower/{tower}/{name}": value for name, value in metrics.items()}
     return values
+
+
+def final_scalars(summary: RunSummary, peak_memory_gib: float | None = None) -> dict[str, float]:
+    """Tags of what a run came to: those of :data:`erase_rec.dashboards.FINAL_METRICS` that are defined.
+
+    Args:
+        summary: of the run.
+        peak_memory_gib: most device memory held; None: not known.
+    """
+    values = {
+        "final/ne": summary.eval.ne,
+        "final/auc": summary.eval.auc,
+        "final/train_ne": summary.train.ne,
+        "final/qps_p90": summary.throughput.qps_p90,
+        "final/qps_mean": summary.throughput.qps_mean,
+    }
+    if peak_memory_gib is not None:
+        values[PEAK_MEMORY] = peak_memory_gib
+    return {tag: value for tag, value in values.items() if math.isfinite(value)}
+
+
+def _scalar_summary(values: Mapping[str, float]) -> Summary:
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
 def _drop_rows(metrics: Path, purge_step: int) -> None:

@@ -102,6 +102,10 @@ class Machine:
             return str(torch.cuda.get_device_name(self.device))
         return f"CPU, {torch.get_num_threads()} threads"
 
+    def peak_memory_gib(self) -> float | None:
+        """Most device memory that PyTorch held in this process; None on the CPU."""
+        return torch.cuda.max_memory_reserved(self.device) / 2**30 if self.device.type == "cuda" else None
+
 
 @contextmanager
 def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:

@@ -189,7 +189,7 @@ def _run(
     from erase_rec.config.load import dump_config
     from erase_rec.position import Position, planned_steps
     from erase_rec.progress import Progress, show_progress
-    from erase_rec.run_log import FileRunLog, RunLog
+    from erase_rec.run_log import FileRunLog, RunLog, final_scalars
     from erase_rec.trainer import Trainer
 
     parts = build_parts(config, datasets, folder, machine, world)
@@ -204,10 +204,12 @@ def _run(
         for message in (*_introduction(config, datasets, folder, machine, world), *notes):
             progress.message(message)
         log.text("config", f"```yaml\n{dump_config(config)}```")
+        log.hparams(config)
         if position.step < total:
             progress.message(_audit(parts, machine, log, position))
         trainer = Trainer(parts, log, progress, position)
         summary = _fit(trainer, datasets, folder, start)
+        log.final(trainer.position.step, final_scalars(summary, machine.peak_memory_gib()))
         if trainer.overlap is not None:
             log.text("overlap", trainer.overlap.as_markdown())
     if config.eval.scores and parts.eval_loader is not None:

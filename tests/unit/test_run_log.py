@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util.tensor_util import make_ndarray
 
+from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.config.load import load_config
+from erase_rec.config.schema import Config
+from erase_rec.dashboards import arm_hash, hyperparameters
 from erase_rec.protocols import EvalResult
-from erase_rec.run_log import FileRunLog, RunLog, eval_scalars
+from erase_rec.run_log import FileRunLog, RunLog, eval_scalars, final_scalars
+from erase_rec.summary import DataSummary, EvalSummary, Summary, ThroughputSummary, TrainSummary
 
 SIZE_GUIDANCE = {"tensors": 0, "scalars": 0}
 
@@ -154,3 +164,72 @@ def test_tags_of_an_evaluation() -> None:
         "eval/tower/deep/ne": 0.9,
         "eval/tower/deep/auc": 0.6,
     }
+
+
+def shipped(*overrides: str) -> Config:
+    return load_config("ctr_erase.yaml", overrides, catalog=ContentCatalog()).config
+
+
+def test_custom_scalars_show_ne_and_qps(tmp_path: Path) -> None:
+    with FileRunLog(tmp_path) as log:
+        log.scalars(1, {"train/ne": 1.0, "eval/tower/deep/ne": 1.0, "tower/deep/ne": 1.0, "tower/deep/norm": 1.0})
+    (event,) = events(tmp_path).Tensors("custom_scalars__config__")
+    layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
+    charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
+    assert [category.title for category in layout.category] == ["NE", "QPS (rows a second)"]
+    logged = events(tmp_path).Tags()["scalars"]
+    shown = {
+        title: [tag for tag in logged if any(re.fullmatch(pattern, tag) for pattern in patterns)]
+        for title, patterns in charts.items()
+    }
+    assert shown["towers' local logits, a window of training rows"] == ["tower/deep/ne"]
+    assert shown["towers' local logits, held out"] == ["eval/tower/deep/ne"]
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("forced")])
+def test_hparams_are_of_the_run_itself_and_say_how_it_ended(tmp_path: Path, error: Exception | None) -> None:
+    config = shipped("train.local_batch_size=64", "optimizer.dense.lr=0.25")
+
+    def run() -> None:
+        with FileRunLog(tmp_path / "a") as log:
+            log.hparams(config)
+            log.final(3, {"final/ne": 0.75})
+            if error is not None:
+                raise error
+
+    with nullcontext() if error is None else pytest.raises(RuntimeError):
+        run()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    contents = events(tmp_path / "a").PluginTagToContent("hparams")
+    start = HParamsPluginData.FromString(contents["_hparams_/session_start_info"]).session_start_info
+    assert start.hparams["dense_lr"].number_value == 0.25
+    assert start.hparams["local_batch_size"].number_value == 64
+    assert start.hparams["preset"].string_value == "erase"
+    assert start.hparams["early_backward"].bool_value is True
+    experiment = HParamsPluginData.FromString(contents["_hparams_/experiment"]).experiment
+    assert {info.name for info in experiment.hparam_infos} == set(start.hparams)
+    assert "final/ne" in [info.name.tag for info in experiment.metric_infos]
+    end = HParamsPluginData.FromString(contents["_hparams_/session_end_info"]).session_end_info
+    assert end.status == (STATUS_SUCCESS if error is None else STATUS_FAILURE)
+    assert curve(tmp_path / "a", "final/ne") == [(3, 0.75)]
+    assert rows(tmp_path / "a") == []
+
+
+def test_seeds_of_an_arm_are_one_group_of_the_hparams(tmp_path: Path) -> None:
+    base, other_seed = shipped("seed=1", "run.name=x"), shipped("seed=2", "run.name=y")
+    assert arm_hash(base) == arm_hash(other_seed)
+    assert hyperparameters(base) == hyperparameters(other_seed)
+    assert arm_hash(base) != arm_hash(shipped("optimizer.dense.lr=0.25"))
+
+
+def test_undefined_results_are_no_final_scalars() -> None:
+    summary = Summary(
+        status="completed",
+        eval=EvalSummary(ne=0.5),
+        throughput=ThroughputSummary(qps_p90=200.0, qps_mean=100.0, global_batch_size=8),
+        train=TrainSummary(steps=3, rows=24, ne=0.75),
+        data=DataSummary(fingerprint="f", unseen_share=0.0),
+    )
+    known = {"final/ne": 0.5, "final/train_ne": 0.75, "final/qps_p90": 200.0, "final/qps_mean": 100.0}
+    assert final_scalars(summary) == known
+    assert final_scalars(summary, 2.5) == known | {"final/peak_memory_gib": 2.5}
