@@ -36,7 +36,7 @@ test: lint
 	$(BIN)/python -m pytest -n auto
 
 dashboard: setup
-	$(BIN)/tensorboard --logdir runs
+	$(BIN)/erase-rec dashboard runs
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,53 @@
+"""``erase-rec dashboard``: TensorBoard on a folder of runs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from erase_rec.errors import UserError
+
+RUNS = Path("runs")
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs, a sweep's folder or one run's folder.")] = RUNS,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Default: 6006 or the next that is free; 0: any that is free."),
+    ] = None,
+) -> None:
+    """Show NE and QPS curves, hyperparameters and final metrics, configurations and audits; Ctrl-C ends it."""
+    from erase_rec.run_log import EVENT_PREFIX
+
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; train first (make demo), or name the folder of your runs")
+    runs = len({path.parent for path in folder.rglob(f"{EVENT_PREFIX}*")})
+    url = _start(folder, port)
+    shown = f"{runs} {'run' if runs == 1 else 'runs'}" if runs else "no run yet, they appear as they start"
+    typer.echo(f"dashboards of {folder} ({shown}): {url} (Ctrl-C ends it)")
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _start(folder: Path, port: int | None) -> str:
+    """Serves TensorBoard from threads of this process, to this machine alone; returns its address."""
+    from tensorboard import program
+
+    board = program.TensorBoard()
+    # Without the loader in a second process: that announces itself as experimental, and outlives a kill of this one.
+    arguments = ["tensorboard", "--logdir", str(folder), "--load_fast", "false"]
+    if port is not None:
+        arguments += ["--port", str(port)]
+    try:
+        board.configure(argv=arguments)
+        return str(board.launch())
+    except program.TensorBoardServerException as error:
+        raise UserError(
+            f"--port: TensorBoard cannot start: {error}; choose another port, or 0 for a free one"
+        ) from error
