@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from data.bad_rows import BadRow
 from data.errors import DataError
 from data.features.fitted import Features
+from data.features.vocabulary import INDEX_SHARE as VOCABULARY_INDEX_SHARE
 from data.leaks import IdRun, Repeats, find_repeats
 from data.prepared.budget import (
     GROUP_CHUNKS,
@@ -271,7 +272,7 @@ class _Preparation:
             self._pool.size,
             main_bytes=resident_bytes(),
             sample=sample,
-            features_bytes=mapped,
+            features_bytes=mapped + mapped // VOCABULARY_INDEX_SHARE,
         )
         self._pool.shrink(memory.workers)
         self._report.start("encode", sum(file.num_bytes for task in tasks for file in task.raw))

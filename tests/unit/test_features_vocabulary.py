@@ -87,3 +87,14 @@ def test_an_empty_vocabulary_knows_missing_and_unseen() -> None:
     encoded = encode(features, block(c=["a", ""]))
     assert ids(encoded) == [UNSEEN, MISSING]
     assert encoded.ids[0].dtype == np.int32
+
+
+@pytest.mark.parametrize("num_categories", [0, 1, 2, 3, 1000, 1025])
+@pytest.mark.parametrize("longest", [4, 8, 12])
+def test_texts_are_found_in_vocabularies_of_any_size_and_no_others(num_categories: int, longest: int) -> None:
+    """Short texts are proved equal by length and hash, others by comparison."""
+    texts = [f"{number:0{longest}d}"[-1 - number % longest :] for number in range(4000)]
+    categories = list(dict.fromkeys(texts))[:num_categories]
+    found = Vocabulary.of(pa.array(categories, pa.large_string())).find(pa.array(texts, pa.large_string()))
+    places = {text: place for place, text in enumerate(categories)}
+    assert found.tolist() == [places.get(text, -1) for text in texts]
