@@ -9,6 +9,8 @@ Shapes: B rows, N input columns, O output columns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +23,13 @@ COLUMNS = 64
 def linear(x_BN: Tensor, layer: nn.Linear, *, relu: bool = False) -> Tensor:
     """``layer(x)``, then a ReLU if asked for: [B, N] -> [B, O], bf16 on CUDA."""
     tickets = _tickets(layer, -(-layer.out_features // COLUMNS))
-    result: Tensor = _Linear.apply(x_BN, layer.weight, layer.bias, relu, tickets)
+    result: Tensor = _linear(x_BN, layer.weight, layer.bias, tickets, relu)
     return result
 
 
 def logit(x_BN: Tensor, layer: nn.Linear) -> Tensor:
     """``layer(x)`` for a layer of one output: bf16 [B, N] -> float32 [B]; N at most :data:`WIDEST_HEAD`."""
-    result: Tensor = _Logit.apply(x_BN, layer.weight, layer.bias, _tickets(layer, 1))
+    result: Tensor = _logit(x_BN, layer.weight, layer.bias, _tickets(layer, 1))
     return result
 
 
@@ -42,50 +44,103 @@ def _tickets(layer: nn.Linear, count: int) -> Tensor:
     return found
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, relu: bool, tickets: Tensor) -> Tensor:
-        if bias_O is None:
-            y_BO = torch.mm(x_BN, weight_ON.t())
-            if relu:
-                y_BO.relu_()
-        elif relu:
-            y_BO = torch._addmm_activation(bias_O, x_BN, weight_ON.t())
-        else:
-            y_BO = torch.addmm(bias_O, x_BN, weight_ON.t())
-        ctx.relu, ctx.has_bias, ctx.tickets = relu, bias_O is not None, tickets
-        ctx.save_for_backward(x_BN, weight_ON, y_BO if relu else None)
-        return y_BO
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dy_BO: Tensor) -> tuple[Tensor | None, ...]:
-        from models.kernels.linear_triton import activation_backward
-
-        x_BN, weight_ON, y_BO = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        dz_BO, dbias_O = dy_BO, None
-        if ctx.relu or (ctx.has_bias and wants_bias):
-            tickets = ctx.tickets if ctx.has_bias and wants_bias else None
-            dz_BO, dbias_O = activation_backward(dy_BO.contiguous(), y_BO, tickets)
-        dx_BN = torch.mm(dz_BO, weight_ON) if wants_x else None
-        dweight_ON = torch.mm(dz_BO.t(), x_BN) if wants_weight else None
-        return dx_BN, dweight_ON, dbias_O, None, None
+@torch.library.custom_op("erase_rec::linear", mutates_args=())
+def _linear(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Tensor, relu: bool) -> Tensor:
+    if bias_O is None:
+        y_BO = torch.mm(x_BN, weight_ON.t())
+        return y_BO.relu_() if relu else y_BO
+    if relu:
+        return torch._addmm_activation(bias_O, x_BN, weight_ON.t())
+    return torch.addmm(bias_O, x_BN, weight_ON.t())
 
 
-class _Logit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_BN: Tensor, weight_1N: Tensor, bias_1: Tensor, tickets: Tensor) -> Tensor:
-        from models.kernels.linear_triton import logit_forward
+@_linear.register_fake
+def _(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Tensor, relu: bool) -> Tensor:
+    return x_BN.new_empty((x_BN.shape[0], weight_ON.shape[0]))
 
-        ctx.save_for_backward(x_BN, weight_1N)
-        ctx.tickets = tickets
-        return logit_forward(x_BN, weight_1N, bias_1)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dlogit_B: Tensor) -> tuple[Tensor | None, ...]:
-        from models.kernels.linear_triton import logit_backward
+# The counters are at zero before and after each launch: to the caller nothing is changed.
+@torch.library.custom_op("erase_rec::relu_backward", mutates_args=())
+def _relu_backward(dy_BO: Tensor, y_BO: Tensor, tickets: Tensor) -> tuple[Tensor, Tensor]:
+    from models.kernels.linear_triton import activation_backward
 
-        x_BN, weight_1N = ctx.saved_tensors
-        return *logit_backward(dlogit_B.contiguous(), x_BN, weight_1N, ctx.tickets), None
+    return activation_backward(dy_BO.contiguous(), y_BO, tickets)
+
+
+@_relu_backward.register_fake
+def _(dy_BO: Tensor, y_BO: Tensor, tickets: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(y_BO), dy_BO.new_empty(dy_BO.shape[1])
+
+
+@torch.library.custom_op("erase_rec::bias_gradient", mutates_args=())
+def _bias_gradient(dy_BO: Tensor, tickets: Tensor) -> Tensor:
+    from models.kernels.linear_triton import activation_backward
+
+    return activation_backward(dy_BO.contiguous(), None, tickets)[1]
+
+
+@_bias_gradient.register_fake
+def _(dy_BO: Tensor, tickets: Tensor) -> Tensor:
+    return dy_BO.new_empty(dy_BO.shape[1])
+
+
+def _save_linear(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor, bool], output: Tensor) -> None:
+    x_BN, weight_ON, bias_O, tickets, ctx.relu = inputs
+    ctx.has_bias = bias_O is not None
+    ctx.save_for_backward(x_BN, weight_ON, tickets, *((output,) if ctx.relu else ()))
+
+
+def _differentiate_linear(ctx: Any, dy_BO: Tensor) -> tuple[Tensor | None, ...]:
+    x_BN, weight_ON, tickets, *outputs = ctx.saved_tensors
+    wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    dz_BO, dbias_O = dy_BO, None
+    if ctx.relu and ctx.has_bias:
+        dz_BO, dbias_O = _relu_backward(dy_BO, outputs[0], tickets)
+    elif ctx.relu:
+        dz_BO = torch.where(outputs[0] <= 0, 0.0, dy_BO)
+    elif wants_bias:
+        dbias_O = _bias_gradient(dy_BO, tickets)
+    dx_BN = torch.mm(dz_BO, weight_ON) if wants_x else None
+    dweight_ON = torch.mm(dz_BO.t(), x_BN) if wants_weight else None
+    return dx_BN, dweight_ON, dbias_O, None, None
+
+
+_linear.register_autograd(_differentiate_linear, setup_context=_save_linear)
+
+
+@torch.library.custom_op("erase_rec::logit", mutates_args=())
+def _logit(x_BN: Tensor, weight_1N: Tensor, bias_1: Tensor, tickets: Tensor) -> Tensor:
+    from models.kernels.linear_triton import logit_forward
+
+    return logit_forward(x_BN, weight_1N, bias_1)
+
+
+@_logit.register_fake
+def _(x_BN: Tensor, weight_1N: Tensor, bias_1: Tensor, tickets: Tensor) -> Tensor:
+    return x_BN.new_empty(x_BN.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("erase_rec::logit_backward", mutates_args=())
+def _logit_backward(
+    dlogit_B: Tensor, x_BN: Tensor, weight_1N: Tensor, tickets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    from models.kernels.linear_triton import logit_backward
+
+    return logit_backward(dlogit_B.contiguous(), x_BN, weight_1N, tickets)
+
+
+@_logit_backward.register_fake
+def _(dlogit_B: Tensor, x_BN: Tensor, weight_1N: Tensor, tickets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x_BN), torch.empty_like(weight_1N), weight_1N.new_empty(1)
+
+
+def _save_logit(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+    x_BN, weight_1N, _, tickets = inputs
+    ctx.save_for_backward(x_BN, weight_1N, tickets)
+
+
+def _differentiate_logit(ctx: Any, dlogit_B: Tensor) -> tuple[Tensor | None, ...]:
+    return *_logit_backward(dlogit_B, *ctx.saved_tensors), None
+
+
+_logit.register_autograd(_differentiate_logit, setup_context=_save_logit)

@@ -38,17 +38,16 @@ def _sum_of_parts(part_ptr, ticket_ptr, columns, column, inside, parts, PARTS: t
 
 @triton.jit
 def _activation_backward_kernel(
-    dy_ptr, y_ptr, dz_ptr, part_ptr, dbias_ptr, ticket_ptr, rows, columns, rows_a_program, parts,
-    RELU: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
+    dy_ptr, y_ptr, dz_ptr, part_ptr, dbias_ptr, ticket_ptr, rows, columns, parts,
+    RELU: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
     PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
-    first = tl.program_id(1) * rows_a_program
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for tile in range(TILES):
-        row = first + tile * ROWS + tl.arange(0, ROWS)
-        mask = (row < tl.minimum(rows, first + rows_a_program))[:, None] & inside[None, :]
+        row = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & inside[None, :]
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         dy = tl.load(dy_ptr + at, mask=mask, other=0.0)
         if RELU:
@@ -56,38 +55,35 @@ def _activation_backward_kernel(
             dy = tl.where(tl.load(y_ptr + at, mask=mask, other=0.0) <= 0, 0.0, dy)
             tl.store(dz_ptr + at, dy, mask=mask)
         total += dy.to(tl.float32)
-    if BIAS:
-        tl.store(part_ptr + tl.program_id(1) * columns + column, tl.sum(total, axis=0), mask=inside)
-        last, dbias = _sum_of_parts(
-            part_ptr, ticket_ptr + tl.program_id(0), columns, column, inside, parts, PARTS, CHUNK
-        )
-        if last:
-            tl.store(dbias_ptr + column, dbias.to(dbias_ptr.dtype.element_ty), mask=inside)
+    tl.store(part_ptr + tl.program_id(1) * columns + column, tl.sum(total, axis=0), mask=inside)
+    last, dbias = _sum_of_parts(
+        part_ptr, ticket_ptr + tl.program_id(0), columns, column, inside, parts, PARTS, CHUNK
+    )  # fmt: skip
+    if last:
+        tl.store(dbias_ptr + column, dbias.to(dbias_ptr.dtype.element_ty), mask=inside)
 
 
-def activation_backward(dy_BO: Tensor, y_BO: Tensor | None, tickets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def activation_backward(dy_BO: Tensor, y_BO: Tensor | None, tickets: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient before the activation and of the bias, both in the dtype of ``dy``.
 
     Args:
         dy_BO: gradient after the activation, contiguous.
         y_BO: output of a ReLU; None: there was no activation, and the first result is ``dy`` itself.
-        tickets: int32 [columns / COLUMNS, rounded up], at zero before and after; None: no bias gradient, which is None.
+        tickets: int32 [columns / COLUMNS, rounded up], at zero before and after.
     """
     rows, columns = dy_BO.shape
-    bias = tickets is not None
     dz_BO = dy_BO if y_BO is None else torch.empty_like(dy_BO)
-    dbias_O = torch.empty(columns, dtype=dy_BO.dtype, device=dy_BO.device) if bias else None
+    dbias_O = torch.empty(columns, dtype=dy_BO.dtype, device=dy_BO.device)
     blocks = triton.cdiv(columns, COLUMNS)
     rows_a_tile = 32
     tiles = triton.cdiv(triton.cdiv(rows, rows_a_tile), max(1, min(128, PROGRAMS // blocks)))
     tiles = triton.next_power_of_2(tiles)
     parts = triton.cdiv(rows, tiles * rows_a_tile)
-    part = torch.empty((parts, columns), dtype=torch.float32, device=dy_BO.device) if bias else dy_BO
+    part = torch.empty((parts, columns), dtype=torch.float32, device=dy_BO.device)
     _activation_backward_kernel[(blocks, parts)](
-        dy_BO, dy_BO if y_BO is None else y_BO, dz_BO, part, dy_BO if dbias_O is None else dbias_O,
-        dy_BO if tickets is None else tickets, rows, columns, tiles * rows_a_tile, parts,
-        RELU=y_BO is not None, BIAS=bias, ROWS=rows_a_tile, TILES=tiles, COLUMNS=COLUMNS,
-        PARTS=triton.next_power_of_2(parts), CHUNK=min(triton.next_power_of_2(parts), 64), num_warps=4,
+        dy_BO, dy_BO if y_BO is None else y_BO, dz_BO, part, dbias_O, tickets, rows, columns, parts,
+        RELU=y_BO is not None, ROWS=rows_a_tile, TILES=tiles, COLUMNS=COLUMNS, PARTS=triton.next_power_of_2(parts),
+        CHUNK=min(triton.next_power_of_2(parts), 64), num_warps=4,
     )  # fmt: skip
     return dz_BO, dbias_O
 
