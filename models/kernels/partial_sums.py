@@ -39,9 +39,9 @@ def sum_parts(parts: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
     One kernel on the current stream; the order of summation depends on the shape alone.
     """
     count, columns = parts.shape[0], out.numel()
-    # About as many elements a program in each case: few programs, each with many parts to fetch in turn, take long.
-    block_parts = min(128, triton.next_power_of_2(count))
-    block_columns = 2048 // max(4, block_parts)
+    # Some two thousand numbers a block: all parts at once where they fit, because a loop waits for memory.
+    block_parts = triton.next_power_of_2(count) if count <= 16 else 64 if count <= 64 else 128
+    block_columns = 512 if count <= 16 else 2048 // block_parts
     _sum_kernel[(triton.cdiv(columns, block_columns),)](
         parts,
         parts if bias is None else bias,

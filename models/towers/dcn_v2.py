@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
+from models.kernels import own_kernel_applies
 from models.towers.tower import Tower
 
 
@@ -36,12 +37,18 @@ class DCNv2Tower(Tower):
                 return nn.Linear(dim, dim)
             return nn.Sequential(nn.Linear(dim, config.rank, bias=False), nn.Linear(config.rank, dim))
 
+        self.rank = config.rank
         self.crosses = nn.ModuleList(cross() for _ in range(config.num_layers))
         self.projection = nn.Linear(dim, config.out_dim)
         self.out_dim = config.out_dim
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, E] -> [B, out_dim]."""
+        if self.own_kernels and self.rank is not None and own_kernel_applies(emb_BE):
+            from models.kernels.cross import cross_applies, cross_network
+
+            if cross_applies(self.rank, self.out_dim):
+                return cross_network(dense_BN.to(emb_BE.dtype), emb_BE, self.crosses, self.projection)
         x0_BX = torch.cat((dense_BN, emb_BE), dim=1)
         x_BX = x0_BX
         for cross in self.crosses:

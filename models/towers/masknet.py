@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
+from models.kernels import own_kernel_applies
+from models.kernels.linear import linear
 from models.layers import MLP
 from models.towers.tower import Tower, field_problems
 
@@ -41,6 +43,7 @@ class MaskNetTower(Tower):
         super().__init__()
         self.fields, self.dim = len(embedding_dims), embedding_dims[0]
         emb_dim, block_dim = sum(embedding_dims), config.hidden[0]
+        self.block_dim = block_dim
         self.mask = nn.Sequential(
             nn.Linear(dense_dim + emb_dim, config.mask_hidden), nn.ReLU(), nn.Linear(config.mask_hidden, emb_dim)
         )
@@ -52,8 +55,32 @@ class MaskNetTower(Tower):
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, F*D] -> [B, out_dim]."""
+        result: Tensor
+        if self.own_kernels and own_kernel_applies(emb_BE):
+            from models.kernels.masked_norm import masked_norm_applies
+
+            if masked_norm_applies(self.dim, self.block_dim):
+                result = self.mlp(self._fused_block(dense_BN, emb_BE))
+                return result
         mask_BE = self.mask(torch.cat((dense_BN, emb_BE), dim=1))
         field_BFD = emb_BE.reshape(-1, self.fields, self.dim)
         norm_BFD = nn.functional.layer_norm(field_BFD, (self.dim,)) * self.norm_scale + self.norm_shift
-        result: Tensor = self.mlp(self.block(mask_BE * norm_BFD.flatten(1)))
+        result = self.mlp(self.block(mask_BE * norm_BFD.flatten(1)))
+        return result
+
+    def _fused_block(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
+        """The block's output; biases go to the operation after their product, which sums their gradient on its way."""
+        from models.kernels.masked_norm import masked_norm, norm_relu
+
+        to_hidden, _, to_mask = self.mask
+        to_block, norm, _ = self.block
+        assert isinstance(to_hidden, nn.Linear)
+        assert isinstance(to_mask, nn.Linear)
+        assert isinstance(to_block, nn.Linear)
+        assert isinstance(norm, nn.LayerNorm)
+        hidden_BX = linear(torch.cat((dense_BN.to(emb_BE.dtype), emb_BE), dim=1), to_hidden, relu=True)
+        mask_BE = nn.functional.linear(hidden_BX, to_mask.weight)
+        masked_BE = masked_norm(mask_BE, to_mask.bias, emb_BE, self.norm_scale, self.norm_shift)
+        block_BX = nn.functional.linear(masked_BE, to_block.weight)
+        result: Tensor = norm_relu(block_BX, to_block.bias, norm.weight, norm.bias)
         return result
