@@ -31,9 +31,10 @@ def attention_applies(field_BFD: Tensor, weight_XD: Tensor, num_heads: int) -> b
     """Whether the kernels take these shapes; see :func:`models.kernels.own_kernel_applies` for device and dtype."""
     _, fields, dim = field_BFD.shape
     head_dim = weight_XD.shape[0] // (PARTS * num_heads)
-    # Larger tiles than these do not fit into registers and shared memory.
-    sizes_fit = fields <= MAX_FIELDS and dim <= 64 and head_dim <= 64 and weight_XD.numel() <= 2**15
-    return sizes_fit and dim % 16 == 0 and head_dim % 16 == 0 and weight_XD.dtype == field_BFD.dtype
+    # Larger tiles do not fit into registers: what would be kept there is stored and loaded again, sample after sample.
+    tile = triton.next_power_of_2(dim) * triton.next_power_of_2(head_dim)
+    sizes_fit = fields <= MAX_FIELDS and dim <= 64 and head_dim <= 32 and PARTS * num_heads * tile <= 2**14
+    return bool(sizes_fit and dim % 16 == 0 and head_dim % 16 == 0 and weight_XD.dtype == field_BFD.dtype)
 
 
 @triton.jit
@@ -170,7 +171,7 @@ def _backward_kernel(
             grad_x = tl.dot(grad_query, query_tile, grad_x)
             grad_x = tl.dot(grad_key, key_tile, grad_x)
             grad_x = tl.dot(grad_value, value_tile, grad_x)
-            # The same thread of the same program wrote what it reads here for the heads before.
+            # What this program wrote for the heads before.
             target = grad_field + (start * F + place) * D + d
             grad_x += tl.load(target, mask=valid & (d < D) & (head > 0), other=0.0)
             tl.store(target, grad_x.to(x.dtype), mask=valid & (d < D))
@@ -182,6 +183,8 @@ def _backward_kernel(
         tl.store(target_sum + step, key_sum, mask=inside)
         tl.store(target_sum + 2 * step, value_sum, mask=inside)
         tl.store(target_sum + 3 * step, residual_sum, mask=inside)
+        # Another thread of this program may read grad_field for the next head than wrote it for this one.
+        tl.debug_barrier()
 
 
 def field_attention(field_BFD: Tensor, weight_XD: Tensor, num_heads: int) -> Tensor:
@@ -204,7 +207,7 @@ def _attention(field_BFD: Tensor, weight_XD: Tensor, num_heads: int) -> Tensor:
     field_BFD = _dense_samples(field_BFD)
     out_BFX = _empty_output(field_BFD, weight_XD, num_heads)
     sizes = _sizes(field_BFD, weight_XD, num_heads)
-    programs = _programs(field_BFD, per_multiprocessor=3)
+    programs = _programs(field_BFD, per_multiprocessor=2)
     _forward_kernel[(programs,)](
         field_BFD, weight_XD, out_BFX, field_BFD.shape[0], field_BFD.stride(0), **sizes, num_warps=4
     )

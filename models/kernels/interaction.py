@@ -24,7 +24,7 @@ def interaction_applies(bottom_BD: Tensor | None, field_BFD: Tensor) -> bool:
     _, fields, dim = field_BFD.shape
     vectors = fields + (bottom_BD is not None)
     same_dtype = bottom_BD is None or bottom_BD.dtype == field_BFD.dtype
-    return vectors <= MAX_VECTORS and dim % 16 == 0 and dim <= 256 and same_dtype
+    return vectors <= MAX_VECTORS and dim % 16 == 0 and dim <= 128 and same_dtype
 
 
 @triton.jit
