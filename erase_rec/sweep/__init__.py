@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one configuration, expanded from a file, identified by content, run and resumed."""

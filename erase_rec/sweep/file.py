@@ -1,0 +1,124 @@
+"""The file of a sweep: which configuration, changed how, with which seeds, on how many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from erase_rec.config.document import KeyPath, Node
+from erase_rec.config.load import find_config
+from erase_rec.config.merge import read_with_bases
+from erase_rec.config.schema import ComponentParams, NonNegativeInt, PositiveInt
+from erase_rec.config.types import Params, Text
+from erase_rec.config.validate import validate_params
+from erase_rec.errors import ConfigError
+
+Overrides = ComponentParams
+"""Keys as on the command line (``towers.cross.loss.weight``) and their values, which may be sections; null: none."""
+
+_OURS = {
+    "seed": "give seeds: [...] instead, at the top of the sweep",
+    "run": "a sweep names its runs' folders itself; say where with --out",
+}
+
+
+class SweepFile(Params):
+    """A sweep as it is written. Points are arms x (grid or list) x seeds."""
+
+    base: Text
+    """Configuration of all points: a path from the sweep's folder, or what ``--config`` of ``train`` takes."""
+    overrides: Overrides = Field(default_factory=dict)
+    """Of all points."""
+    arms: dict[str, Overrides] = Field(default_factory=dict)
+    """Name -> overrides; none: one arm, the base as it is."""
+    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Key -> values; every combination is a point."""
+    list: tuple[Overrides, ...] = ()
+    """Overrides of a point each, where not every combination is wanted."""
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1,)
+    ranks: PositiveInt = 1
+    """Processes of a run; several are started by torchrun."""
+    order: Literal["interleaved", "given"] = "interleaved"
+    """``interleaved``: the first seed of all arms, the second of all arms backwards, and so on, so that what drifts
+    with time meets all arms alike. ``given``: all seeds of the first arm, then those of the second."""
+
+
+@dataclass(frozen=True)
+class ReadSweep:
+    """A sweep's file and where its entries stand."""
+
+    path: Path
+    file: SweepFile
+    document: Node
+
+    @property
+    def name(self) -> str:
+        """Stem of the file."""
+        return self.path.stem
+
+    @property
+    def base(self) -> Path:
+        """The base configuration.
+
+        Raises:
+            UserError: there is no such file.
+        """
+        beside = self.path.parent / self.file.base
+        return beside.resolve() if beside.is_file() else find_config(self.file.base)
+
+    def place(self, *path: str | int) -> str:
+        """``file:line`` of the entry at ``path``."""
+        return self.document.place_of(path)
+
+
+def read_sweep(name_or_path: str | Path) -> ReadSweep:
+    """Reads a sweep: strictly, like a configuration. ``_base_`` names a sweep that this one changes.
+
+    Args:
+        name_or_path: a path, or a name in the checkout's ``configs/``, such as ``sweeps/table1.yaml``.
+
+    Raises:
+        UserError: no such file.
+        ConfigError: all that is wrong with it.
+    """
+    path = find_config(name_or_path)
+    document, problems = read_with_bases(path)
+    file, found = validate_params(SweepFile, document.plain(), ())
+    problems += [
+        f"{document.place_of(each.path)}: {document.shown(each.path) or 'the file'}: {each.message}" for each in found
+    ]
+    if isinstance(file, SweepFile):
+        problems += [
+            f"{document.place_of(path)}: {document.shown(path)}: {message}" for path, message in _contradictions(file)
+        ]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    assert isinstance(file, SweepFile)
+    return ReadSweep(path, file, document)
+
+
+def _contradictions(file: SweepFile) -> Iterator[tuple[KeyPath, str]]:
+    """What no single key shows: where, and what is wrong."""
+    if file.grid and file.list:
+        yield ("list",), "grid is given too, and the points would be either; keep one"
+    for position, seed in enumerate(file.seeds):
+        if seed in file.seeds[:position]:
+            yield ("seeds", position), f"{seed} is there twice; name an arm twice to repeat a run"
+    for path in _override_keys(file):
+        section = str(path[-1]).partition(".")[0]
+        if section in _OURS:
+            yield path, f"cannot be set here: {_OURS[section]}"
+
+
+def _override_keys(file: SweepFile) -> Iterator[KeyPath]:
+    for key in file.overrides:
+        yield "overrides", key
+    for arm, overrides in file.arms.items():
+        yield from (("arms", arm, key) for key in overrides)
+    yield from (("grid", key) for key in file.grid)
+    for position, overrides in enumerate(file.list):
+        yield from (("list", position, key) for key in overrides)
