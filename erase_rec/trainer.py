@@ -192,9 +192,14 @@ class Trainer:
         if config.train.checkpoint_every_steps and position.step % config.train.checkpoint_every_steps == 0:
             self._save()
 
+    def _verify(self) -> None:
+        """Meets what was left to the device: losses that are not finite, ids outside their tables."""
+        self.parts.guard.drain()
+        self.parts.model.embeddings.verify()
+
     def _compare_replicas(self) -> None:
         self.timer.pause()
-        self.parts.guard.drain()
+        self._verify()
         self.parts.replicas.check(self.position.step)
         self.timer.resume()
 
@@ -210,7 +215,7 @@ class Trainer:
     def _log(self, factor: float, grad_norms: Mapping[str, Tensor]) -> None:
         config, step = self.parts.config, self.position.step
         self.timer.pause()
-        self.parts.guard.drain()
+        self._verify()
         window = self.parts.metrics.window()
         self.overlap = overlap_report(self.parts.streams.intervals(), self._program)
         values = window | self.timer.window().scalars() | self.overlap.scalars()
@@ -238,7 +243,7 @@ class Trainer:
         if self.parts.eval_loader is None or self._evaluated_step == self.position.step:
             return
         self.timer.pause()
-        self.parts.guard.drain()
+        self._verify()
         self._evaluated_step = self.position.step
         result = self.last_eval = self.evaluate()
         scalars = eval_scalars(result)
@@ -264,13 +269,14 @@ class Trainer:
                 self.parts.score, self.parts.eval_loader.batches(0), keep_scores=keep_scores
             )
         self.parts.model.train(True)
+        self.parts.model.embeddings.verify()
         return result
 
     def _save(self, *, is_best: bool = False) -> None:
         if self._saved_step == self.position.step and not is_best:
             return
         self.timer.pause()
-        self.parts.guard.drain()
+        self._verify()
         self.log.flush()
         state: dict[str, Any] = {
             "position": asdict(self.position.normal(self.parts.train_loader)),

@@ -230,6 +230,12 @@ class ScheduleConfig(Model):
     cuda_graph: Literal["none", "tower", "step"] | None = None
     optimizer: Literal["end", "per_tower"] | None = None
     embedding_gradient: Literal["main", "local", "both", "none"] | None = None
+    launch_order: Texts = ()
+    """Towers in the order in which the host launches them; empty: as they stand."""
+    high_priority: Texts = ()
+    """Towers whose kernels a CUDA device starts before those of the others."""
+    autotune: Boolean = False
+    """``cuda_graph: step``: choose ``launch_order`` and ``high_priority`` by a short measurement at the start."""
     strict: Boolean = False
     """``cuda_graph``: a step that cannot be replayed ends the run, naming the cause, instead of running uncaptured."""
 

@@ -80,6 +80,30 @@ def _unknown_names(chosen: bool | Sequence[str], names: Sequence[str], path: Key
             yield Finding(path, found, also=(("features", path[-1]),), hint=nearest(name, names))
 
 
+def _misplaced(config: Config) -> Iterator[Finding]:
+    path, order = ("schedule", "launch_order"), config.schedule.launch_order
+    if not order:
+        return
+    names = [tower.name for tower in config.towers]
+    if sorted(order) != sorted(names):
+        yield Finding(path, f"found {', '.join(order)}, expected each of {', '.join(names)} once", also=(("towers",),))
+        return
+    for tower in config.towers:
+        for read in tower.inputs.towers:
+            if read in order and order.index(read) > order.index(tower.name):
+                yield Finding(path, f"{tower.name} comes before {read}, which it reads", also=(("towers",),))
+
+
+def _preferred_nowhere(config: Config) -> Iterator[Finding]:
+    path = ("schedule", "high_priority")
+    streams = {tower.name: tower.stream for tower in config.towers}
+    for name in config.schedule.high_priority:
+        if name not in streams:
+            yield Finding(path, f"found {name!r}", also=(("towers",),), hint=nearest(name, tuple(streams)))
+        elif streams[name] == "main":
+            yield Finding(path, f"{name} runs on the main stream", also=(("towers",), ("schedule", "preset")))
+
+
 def _blind(config: Config) -> Iterator[Finding]:
     if not config.features.dense and not config.features.sparse:
         return  # a rule of its own
@@ -172,5 +196,17 @@ TOWER_RULES = (
         "its local loss would train the other tower too",
         "set detach: true for the tower that is read, or detach: false for the one that reads it",
         _leaking,
+    ),
+    Rule(
+        "a `schedule.launch_order` that is not each tower once, those that are read before those that read them",
+        "every tower is launched once, after its inputs",
+        "put the towers' names in order, or leave it out",
+        _misplaced,
+    ),
+    Rule(
+        "a `schedule.high_priority` with a name that is not a tower's, or of a tower on the main stream",
+        "a priority is a stream's",
+        "name towers whose stream is own or a shared one",
+        _preferred_nowhere,
     ),
 )

@@ -46,6 +46,19 @@ def _strict_about_nothing(config: Config) -> Iterator[Finding]:
         yield Finding(("schedule", "strict"), "is true and cuda_graph is none", also=also)
 
 
+def _autotuned_nothing(config: Config) -> Iterator[Finding]:
+    schedule = config.schedule
+    if schedule.autotune and schedule.cuda_graph != "step":
+        also = (("schedule", "cuda_graph"), ("schedule", "preset"))
+        yield Finding(("schedule", "autotune"), f"is true and cuda_graph is {schedule.cuda_graph}", also=also)
+
+
+def _autotuned_what_is_said(config: Config) -> Iterator[Finding]:
+    for key in ("launch_order", "high_priority"):
+        if config.schedule.autotune and getattr(config.schedule, key):
+            yield Finding(("schedule", key), "is given and autotune is true", also=(("schedule", "autotune"),))
+
+
 def _clipped_together(config: Config) -> Iterator[Finding]:
     dense = config.optimizer.dense
     if config.schedule.optimizer == "per_tower" and dense.max_grad_norm is not None and dense.clip == "global":
@@ -140,6 +153,18 @@ TRAINING_RULES = (
         "it refuses steps that are not replayed",
         "leave strict out, or use cuda_graph: step or tower",
         _strict_about_nothing,
+    ),
+    Rule(
+        "`schedule.autotune: true` without `cuda_graph: step`",
+        "it measures captured steps",
+        "use cuda_graph: step, or leave autotune out",
+        _autotuned_nothing,
+    ),
+    Rule(
+        "`schedule.autotune: true` with a `launch_order` or `high_priority`",
+        "it chooses both",
+        "leave out one of them",
+        _autotuned_what_is_said,
     ),
     Rule(
         "a global `clip` with `schedule.optimizer: per_tower`",

@@ -69,6 +69,9 @@ class Plan:
         optimizer: one update at the end, or one a tower on its stream.
         micro_batches: parts that a batch is cut into.
         cuda_graph: ``tower``: early towers are captured once and replayed; ``step``: the whole step is.
+        launch_order: all towers in the order in which the host launches them, each after those that it reads;
+            empty: as they stand.
+        high_priority: towers whose streams' kernels the device starts before those of others.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -80,6 +83,8 @@ class Plan:
     optimizer: Literal["end", "per_tower"] = "end"
     micro_batches: int = 1
     cuda_graph: Literal["none", "tower", "step"] = "none"
+    launch_order: tuple[str, ...] = ()
+    high_priority: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: Config, world_size: int = 1) -> Plan:
@@ -100,11 +105,17 @@ class Plan:
             optimizer=schedule.optimizer,
             micro_batches=config.train.micro_batches,
             cuda_graph=schedule.cuda_graph,
+            launch_order=schedule.launch_order,
+            high_priority=schedule.high_priority,
         )
 
     def tower(self, name: str) -> TowerPlan:
         """The plan of the tower of that name."""
         return next(tower for tower in self.towers if tower.name == name)
+
+    def launched(self) -> tuple[TowerPlan, ...]:
+        """The towers in the order in which the host launches them."""
+        return tuple(map(self.tower, self.launch_order)) if self.launch_order else self.towers
 
     def trained(self) -> tuple[TowerPlan, ...]:
         """Towers whose parameters are updated."""
@@ -114,6 +125,10 @@ class Plan:
         """Names of the side streams, in order of first use."""
         towers = dict.fromkeys(tower.stream for tower in self.towers if tower.stream != MAIN)
         return (*towers, BESIDE) if towers else ()
+
+    def preferred(self) -> frozenset[str]:
+        """Names of the side streams whose kernels the device starts before those of others."""
+        return frozenset(self.tower(name).stream for name in self.high_priority) - {MAIN}
 
     def beside(self) -> str:
         """Stream of work that nothing waits for before the step's end; the main one where that is the only stream."""

@@ -82,7 +82,8 @@ class _Builder:
         self._ops: list[Op] = []
         self._launched_by_worker: set[str] = set()
         self._last = plan.micro_batches - 1
-        self._early = [tower for tower in plan.towers if tower.early]
+        self._towers = plan.launched()
+        self._early = [tower for tower in self._towers if tower.early]
         self._by_worker = plan.dispatch == "non_blocking"
 
     def build(self) -> tuple[Op, ...]:
@@ -123,8 +124,8 @@ class _Builder:
 
     def _forward(self, micro: int) -> None:
         """Towers, local losses, early backwards and the over-arch of one micro-batch."""
-        joint = [tower for tower in self._plan.towers if tower.loss and tower.loss.target == "joint"]
-        for tower in self._plan.towers:
+        joint = [tower for tower in self._towers if tower.loss and tower.loss.target == "joint"]
+        for tower in self._towers:
             sources = [self._plan.tower(name) for name in tower.inputs]
             self._add("forward", tower, ["lookup", *self._keys("forward", sources, micro)], micro=micro)
             if tower.loss is not None and tower not in joint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -59,11 +59,14 @@ class CudaStreams:
     may still read it, and ``record_stream`` (which strands memory) is not needed.
     """
 
-    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
-        """Creates one stream a name on ``device``."""
+    def __init__(self, names: tuple[str, ...], device: torch.device, preferred: Collection[str] = ()) -> None:
+        """Creates one stream a name on ``device``; kernels on those of ``preferred`` are started before others."""
         self._device = device
         self._main = torch.cuda.current_stream(device)
-        self._side = {name: torch.cuda.Stream(device) for name in names}  # type: ignore[no-untyped-call]
+        self._side = {
+            name: torch.cuda.Stream(device, priority=-1 if name in preferred else 0)  # type: ignore[no-untyped-call]
+            for name in names
+        }
         self._events: dict[str, torch.cuda.Event] = {}
         self._recorded_on: dict[str, str] = {}
 
@@ -156,6 +159,6 @@ def accumulators_elsewhere() -> Iterator[None]:
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
 
 
-def make_streams(names: tuple[str, ...], device: torch.device) -> Streams:
+def make_streams(names: tuple[str, ...], device: torch.device, preferred: Collection[str] = ()) -> Streams:
     """CUDA streams on a CUDA device, null streams elsewhere."""
-    return CudaStreams(names, device) if device.type == "cuda" else NullStreams()
+    return CudaStreams(names, device, preferred) if device.type == "cuda" else NullStreams()

@@ -135,6 +135,12 @@ class TorchRecEmbeddings(TableModule):
         """See :class:`erase_rec.protocols.Embeddings`."""
         return super().frozen_scalars() if self._own is None else ()
 
+    def capture_problem(self, sparse: SparseBatch) -> str | None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        if self._own is None and not sparse.single_valued:
+            return "FBGEMM's own kernels take bags without padding, whose ids are counted on the host"
+        return None
+
     def verify(self) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; where FBGEMM looks up, its assertion has stopped the device."""
         found = None if self._own is None else self._own.first_outside()

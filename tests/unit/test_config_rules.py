@@ -240,6 +240,36 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "use dispatch: blocking",
     ),
     (
+        "autotune, towers captured",
+        {"schedule": {"preset": "erase", "cuda_graph": "tower", "autotune": True}},
+        "schedule.autotune",
+        "use cuda_graph: step",
+    ),
+    (
+        "autotune of what is said",
+        {"schedule": {"preset": "erase", "autotune": True, "high_priority": ["deep"]}},
+        "schedule.high_priority",
+        "leave out one of them",
+    ),
+    (
+        "an order that lacks a tower",
+        {"schedule": {"preset": "erase", "launch_order": ["deep"]}},
+        "schedule.launch_order",
+        "expected each of",
+    ),
+    (
+        "priority of no tower",
+        {"schedule": {"preset": "erase", "high_priority": ["depe"]}},
+        "schedule.high_priority",
+        "did you mean 'deep'",
+    ),
+    (
+        "priority on the main stream",
+        {"schedule": {"preset": "detached", "high_priority": ["deep"]}},
+        "schedule.high_priority",
+        "runs on the main stream",
+    ),
+    (
         "strict, nothing captured",
         {"schedule": {"preset": "exact", "strict": True}},
         "schedule.strict",

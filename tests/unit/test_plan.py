@@ -194,7 +194,7 @@ def three_towers(**schedule: Any) -> Plan:
 
 def test_launch_order_of_early_backwards() -> None:
     """Own targets launch right after their forward; joint ones after the join, before the over-arch."""
-    assert [op.key for op in program(three_towers())] == [
+    assert [op.key for op in program(three_towers(optimizer="end"))] == [
         "lookup",
         "order",
         "forward:deep",
@@ -238,6 +238,16 @@ def test_work_that_nothing_waits_for_has_a_stream_of_its_own_beside_others() -> 
     assert {op.stream for op in one_stream} == {MAIN}
     untrained = program(replace(three_towers(), embedding_gradient="none"))
     assert "order" not in {op.key for op in untrained}
+
+
+def test_the_launch_order_moves_towers_and_keeps_their_waits() -> None:
+    plan = three_towers()
+    moved = replace(plan, launch_order=("cross", "deep", "dot"))
+    assert [op.tower for op in program(moved) if op.kind == "forward"] == ["cross", "deep", "dot"]
+    assert [op.tower for op in program(moved) if op.kind == "early_backward"] == ["deep", "cross", "dot"]
+    waits = [{op.key: set(op.waits) for op in program(each)} for each in (plan, moved)]
+    assert waits[0] == waits[1]
+    assert replace(plan, high_priority=("deep",)).preferred() == {"tower:deep"}
 
 
 def test_without_early_backward_there_is_one_backward() -> None:
