@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -63,12 +64,14 @@ class Contestant:
         measure: runs once; rows a second.
         starts: rows of a preparation, whose start-up is told apart; 0: something else.
         found: a number a round.
+        cpu_s: seconds of all cores that a preparation took, a number a round; empty: something else.
     """
 
     name: str
     measure: Callable[[], float]
     starts: int = 0
     found: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
 
 
 def erase_rec(*arguments: str) -> float:
@@ -111,9 +114,23 @@ def prepare(folder: Path, workers: int, *overrides: str) -> float:
     )
 
 
+def cpu_seconds() -> float:
+    """What the children that have ended took of all cores, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def prepared(name: str, source: Path, rows: int, folder: Path, workers: int, overrides: tuple[str, ...]) -> Contestant:
     """``erase-rec prepare`` of ``source``."""
-    return Contestant(name, lambda: rows / prepare(folder, workers, f"data.train={source}", *overrides), rows)
+    cpu_s: list[float] = []
+
+    def measure() -> float:
+        before_s = cpu_seconds()
+        seconds = prepare(folder, workers, f"data.train={source}", *overrides)
+        cpu_s.append(cpu_seconds() - before_s)
+        return rows / seconds
+
+    return Contestant(name, measure, rows, cpu_s=cpu_s)
 
 
 def head(source: Path) -> Path:
@@ -232,20 +249,26 @@ def contestants(
 def table(found: list[Contestant]) -> str:
     """Markdown: median and range of rows a second, the median without start-up, and the ratio to the fastest FuxiCTR.
 
-    Ratios are medians of the rounds'; preparations take part in them without their start-up.
+    Ratios are medians of the rounds'; preparations take part in them without their start-up. The last column is the
+    time of one core that a row takes beyond the start-up: other work on the machine changes it least.
     """
     rates = {each.name: np.array(each.found) for each in found}
     peers = {name: rate for name, rate in rates.items() if name.startswith("FuxiCTR")}
     fastest = max(peers.values(), key=lambda rate: float(np.median(rate)), default=None)
-    lines = ["| what | rows/s, median | least | most | without start-up | to FuxiCTR |", "|---|---|---|---|---|---|"]
+    starting = next(each.cpu_s for each in found if each.name == START)
+    lines = [
+        "| what | rows/s, median | least | most | without start-up | to FuxiCTR | us of a core a row |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for each, rate in zip(found, rates.values(), strict=True):
         low, middle, high = (f"{value:,.0f}" for value in np.percentile(rate, [0, 50, 100]))
-        net, ratio = "", ""
+        net, ratio, cost = "", "", ""
         if each.starts > START_ROWS:
             without_start = (each.starts - START_ROWS) / (each.starts / rate - START_ROWS / rates[START])
             net = f"{np.median(without_start):,.0f}"
             ratio = "" if fastest is None else f"{np.median(without_start / fastest):.1f}"
-        lines.append(f"| {each.name} | {middle} | {low} | {high} | {net} | {ratio} |")
+            cost = f"{1e6 * np.median(np.subtract(each.cpu_s, starting)) / (each.starts - START_ROWS):.2f}"
+        lines.append(f"| {each.name} | {middle} | {low} | {high} | {net} | {ratio} | {cost} |")
     return "\n".join(lines)
 
 
@@ -277,6 +300,8 @@ def main(
         "many_rows": many_rows,
         "loader_rows": loader_rows,
         "workers": workers,
+        "load_average": os.getloadavg(),
+        "cpu_s": {each.name: each.cpu_s for each in found if each.cpu_s},
         "rows_per_s": {each.name: each.found for each in found},
     }
     print(table(found))
