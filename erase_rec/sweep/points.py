@@ -147,7 +147,16 @@ def _flow(value: Any) -> str:
 
 
 def _read(overrides: Mapping[str, Any], sweep: ReadSweep, *path: str | int) -> list[Override]:
-    return [Override(key, value_text(value), sweep.place(*path, key)) for key, value in overrides.items()]
+    return [each for key, value in overrides.items() for each in _leaves(key, value, sweep.place(*path, key))]
+
+
+def _leaves(key: str, value: Any, place: str) -> Iterator[Override]:
+    """An override a key of a section, which means the same and lets a later layer replace one of them."""
+    if isinstance(value, Mapping) and value:
+        for below, item in value.items():
+            yield from _leaves(f"{key}.{below}", item, place)
+    else:
+        yield Override(key, value_text(value), place)
 
 
 def _of_command_line(overrides: Sequence[str]) -> list[Override]:
@@ -172,15 +181,15 @@ def _variants(sweep: ReadSweep) -> Iterator[tuple[str, list[Override]]]:
     file = sweep.file
     if file.list:
         for position, own in enumerate(file.list):
-            written = _read(own, sweep, "list", position)
-            yield " ".join(f"{_short(each.key, own)}={each.value}" for each in written), written
+            yield _label(own), _read(own, sweep, "list", position)
         return
     for values in product(*file.grid.values()):
-        written = [
-            Override(key, value_text(value), sweep.place("grid", key))
-            for key, value in zip(file.grid, values, strict=True)
-        ]
-        yield " ".join(f"{_short(each.key, file.grid)}={each.value}" for each in written), written
+        own = dict(zip(file.grid, values, strict=True))
+        yield _label(own), _read(own, sweep, "grid")
+
+
+def _label(own: Mapping[str, Any]) -> str:
+    return " ".join(f"{_short(key, own)}={value_text(value)}" for key, value in own.items())
 
 
 def _short(key: str, among: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from erase_rec.errors import UserError
-from erase_rec.summary import Summary
 from erase_rec.sweep.points import Point
 
 SWEEP_FILE = "sweep.json"
@@ -91,16 +91,16 @@ class SweepRecord(BaseModel):
                 record.seconds = known[point.id].seconds
             if point.id in known and known[point.id].status == "failed":
                 record.status, record.reason = "failed", known[point.id].reason
-            elif finished_summary(folder / record.folder) is not None:
+            elif has_finished(folder / record.folder):
                 record.status = "finished"
             records.append(record)
         return cls(name=name, config=config, command=command, points=tuple(records))
 
 
-def finished_summary(run: Path) -> Summary | None:
-    """What the run in folder ``run`` came to; None where it has not come to its end."""
+def has_finished(run: Path) -> bool:
+    """Whether the run in folder ``run`` came to its end. Reads only the status, so that no torch is loaded for it."""
     try:
-        summary = Summary.read(run)
-    except UserError:
-        return None
-    return summary if summary.status in {"completed", "stopped_early"} else None
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("status") in {"completed", "stopped_early"}

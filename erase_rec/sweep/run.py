@@ -10,15 +10,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from erase_rec.sweep.lock import locked
 from erase_rec.sweep.process import Launch, Running, interrupt_all
-from erase_rec.sweep.record import PointRecord, SweepRecord, finished_summary
-from erase_rec.sweep.view import View
+from erase_rec.sweep.record import PointRecord, SweepRecord, has_finished
 
 POLL_S = 0.1
 GRACE_S = 40.0
 """Time that interrupted runs have to end by themselves; torchrun gives its ranks 30 s."""
+
+
+class View(Protocol):
+    """Is told of every change of a sweep."""
+
+    def update(self, record: SweepRecord) -> None:
+        """Shows ``record`` as it is now."""
+        ...
 
 
 @dataclass
@@ -113,7 +121,7 @@ class _Sweep:
             self._running.remove(each)
             point = each.point
             point.seconds = round((point.seconds or 0.0) + time.monotonic() - each.started_s, 3)
-            finished = finished_summary(self._folder / point.folder) is not None
+            finished = has_finished(self._folder / point.folder)
             if finished and each.process.returncode == 0:
                 point.status = "finished"
             elif interrupted:

@@ -7,22 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 
 from erase_rec.summary import Summary
-from erase_rec.sweep.record import PointRecord, Status, SweepRecord, finished_summary
+from erase_rec.sweep.record import PointRecord, Status, SweepRecord
+from erase_rec.sweep.run import View
 from erase_rec.text_table import TextTable
-
-
-class View(Protocol):
-    """Is told of every change of a sweep."""
-
-    def update(self, record: SweepRecord) -> None:
-        """Shows ``record`` as it is now."""
-        ...
 
 
 class Results:
@@ -34,14 +26,15 @@ class Results:
         self._read: dict[str, Summary] = {}
 
     def of(self, point: PointRecord) -> Summary | None:
-        """What the point came to; None where it is not finished."""
+        """What the point came to; None where it is not finished.
+
+        Raises:
+            UserError: its summary does not have the documented form.
+        """
         if point.status != "finished":
             return None
         if point.id not in self._read:
-            summary = finished_summary(self._folder / point.folder)
-            if summary is None:  # removed by the user meanwhile
-                return None
-            self._read[point.id] = summary
+            self._read[point.id] = Summary.read(self._folder / point.folder)
         return self._read[point.id]
 
 
