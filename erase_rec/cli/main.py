@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from erase_rec import __version__
-from erase_rec.cli import audit, bench, compare, evaluate, fetch, inspect, prepare, synth, timeline, train
+from erase_rec.cli import audit, bench, compare, evaluate, fetch, inspect, prepare, sweep, synth, timeline, train
 from erase_rec.errors import UserError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("prepare")(prepare.command)
 app.command("inspect")(inspect.command)
 app.command("synth")(synth.command)
 app.command("bench")(bench.command)
+app.command("sweep")(sweep.command)
 app.command("audit")(audit.command)
 app.command("timeline")(timeline.command)
 
