@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 from erase_rec import __version__
-from erase_rec.cli import audit, bench, compare, evaluate, fetch, inspect, prepare, sweep, synth, timeline, train
+from erase_rec.cli import (
+    audit,
+    bench,
+    compare,
+    dashboard,
+    evaluate,
+    fetch,
+    inspect,
+    predict,
+    prepare,
+    sweep,
+    synth,
+    timeline,
+    train,
+)
 from erase_rec.errors import UserError
 
 app = typer.Typer(
@@ -23,6 +37,7 @@ app = typer.Typer(
 )
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
+app.command("predict")(predict.command)
 app.command("compare")(compare.command)
 app.command("fetch")(fetch.command)
 app.command("prepare")(prepare.command)
@@ -32,6 +47,7 @@ app.command("bench")(bench.command)
 app.command("sweep")(sweep.command)
 app.command("audit")(audit.command)
 app.command("timeline")(timeline.command)
+app.command("dashboard")(dashboard.command)
 
 
 def _print_version(wanted: bool) -> None:

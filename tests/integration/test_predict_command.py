@@ -1,0 +1,253 @@
+"""``erase-rec predict`` and ``Predictor``: the scores of the run's own evaluation, for rows with and without labels."""
+
+from __future__ import annotations
+
+import json
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from erase_rec.cli.main import app
+from erase_rec.cli.predict import _write
+from erase_rec.cli.predictor import Predictor
+from erase_rec.cli.train import train_frames
+from erase_rec.errors import UserError
+
+CONFIG = """
+data: {{kind: csv, train: train.csv, eval: {held_out}, label: {{column: clicked}}}}
+features:
+  dense: [{{name: age, transform: standardize}}]
+  sparse:
+    - {{name: city, encoding: vocabulary}}
+    - {{name: device, encoding: hash, num_embeddings: 50}}
+    - {{name: tags, encoding: vocabulary, multi_valued: true, separator: "|"}}
+embedding: {{dim: 4, backend: torch}}
+towers:
+  - {{name: deep, kind: mlp, params: {{hidden: [8]}}}}
+train: {{epochs: 1, local_batch_size: 64, device: cpu, threads: 1}}
+eval: {{scores: true, local_batch_size: 50}}
+run: {{name: r}}
+"""
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    stdout: str
+    stderr: str
+
+
+def run(cwd: Path, *arguments: str, expect: int = 0) -> Ended:
+    """Runs ``erase-rec`` in this process, as :func:`erase_rec.cli.main.run` does: loading torch anew takes seconds."""
+    with chdir(cwd):
+        result = CliRunner().invoke(app, arguments)
+    if isinstance(result.exception, UserError):
+        found, stderr = 2, f"error: {result.exception}"
+    elif result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    else:
+        found, stderr = result.exit_code, result.stderr
+    assert found == expect, result.output + stderr
+    return Ended(result.stdout, stderr)
+
+
+def rows(seed: int, count: int) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "clicked": rng.integers(0, 2, count),
+            "user": [f"u{number:07d}" for number in range(count)],
+            "age": np.where(rng.random(count) < 0.1, np.nan, rng.integers(18, 80, count)),
+            "city": rng.choice(["Rome", "Oslo", "Bonn"], count),
+            "device": rng.choice(["phone", "desk", ""], count),
+            "tags": ["|".join(rng.choice(["a", "b", "c"], rng.integers(0, 4))) for _ in range(count)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, and its held-out rows with and without labels."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows(1, 400).to_csv(folder / "train.csv", index=False)
+    held_out = rows(2, 300)
+    held_out.to_csv(folder / "held_out.csv", index=False)
+    held_out.drop(columns="clicked").to_csv(folder / "unlabelled.csv", index=False)
+    held_out.drop(columns="clicked").to_parquet(folder / "unlabelled.parquet", index=False, row_group_size=70)
+    (folder / "small.yaml").write_text(CONFIG.format(held_out="held_out.csv"))
+    run(folder, "train", "--config", "small.yaml")
+    return folder
+
+
+def scores(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "runs" / "r" / "scores.parquet")
+
+
+def test_unlabelled_rows_get_the_scores_of_the_evaluation(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s.parquet"
+    files = ["--input", "unlabelled.csv", "held_out.csv"]
+    result = run(trained, "predict", "--checkpoint", "runs/r", *files, "--keep", "user", "--out", str(out))
+    assert result.stdout == f"600 predictions: {out}\n"
+    found, expected = pd.read_parquet(out), scores(trained)
+    assert list(found) == ["row_id", "user", "prediction", "logit"]
+    assert found["row_id"].tolist() == list(range(600))
+    assert found["user"].tolist() == 2 * [f"u{number:07d}" for number in range(300)]
+    for part in (found[:300], found[300:]):
+        assert part["prediction"].to_numpy() == pytest.approx(expected["prediction"].to_numpy(), abs=1e-6)
+        assert part["logit"].to_numpy() == pytest.approx(expected["logit"].to_numpy(), abs=1e-6)
+    assert expected["prediction"].std() > 0.001, "equal because the model knows nothing"
+
+
+def test_files_of_another_kind_and_another_batch(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s.parquet"
+    options = ["--kind", "parquet", "--batch", "7", "--device", "cpu", "--out", str(out)]
+    run(
+        trained,
+        "predict",
+        "--checkpoint",
+        "runs/r/checkpoints/step_00000007",
+        "--input",
+        "unlabelled.parquet",
+        *options,
+    )
+    assert pd.read_parquet(out)["logit"].to_numpy() == pytest.approx(scores(trained)["logit"].to_numpy(), abs=1e-6)
+    rows(2, 300).to_csv(tmp_path / "tabs.tsv", sep="\t", index=False)
+    tabs = ["--input", str(tmp_path / "tabs.tsv"), "--param", "delimiter=tab", "--out", str(out)]
+    run(trained, "predict", "--checkpoint", "runs/r", *tabs)
+    assert pd.read_parquet(out)["logit"].to_numpy() == pytest.approx(scores(trained)["logit"].to_numpy(), abs=1e-6)
+
+
+@pytest.fixture
+def broken(trained: Path, tmp_path: Path) -> Path:
+    """The held-out rows with two that cannot be read: a word for a number, and a missing field."""
+    lines = (trained / "unlabelled.csv").read_text().splitlines()
+    lines[5] = "u,old,Rome,desk,a"
+    lines[9] = "u,3"
+    path = tmp_path / "broken.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_bad_rows_by_policy(trained: Path, tmp_path: Path, broken: Path) -> None:
+    out = tmp_path / "s.parquet"
+    start = ["predict", "--checkpoint", "runs/r", "--input", str(broken), "--out", str(out)]
+    refused = run(trained, *start, expect=2)
+    assert refused.stderr.startswith(f"error: {broken}, line 10: found 2 fields, expected 5")
+    assert not list(tmp_path.glob("*.parquet")) + list(tmp_path.glob(".*"))
+    result = run(trained, *start, "--bad-rows", "quarantine")
+    assert "2 rows could not be read and have no prediction" in result.stderr
+    found = pd.read_parquet(out)
+    assert found["row_id"].tolist() == [row for row in range(300) if row not in (4, 8)]
+    expected = scores(trained)["logit"][found["row_id"]].to_numpy()
+    assert found["logit"].to_numpy() == pytest.approx(expected, abs=1e-6)
+    aside = (tmp_path / "s.parquet.quarantine.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["number"] for line in aside) == [6, 10]
+
+
+def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
+    rows(2, 20).assign(city="Nome").to_csv(tmp_path / "far.csv", index=False)
+    out = ["--out", str(tmp_path / "s.parquet")]
+    result = run(trained, "predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "far.csv"), *out)
+    assert "of the categorical values are unseen in training: city 100.0%" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "nothing.csv", "--out", "s.parquet"], "error: file 'nothing.csv' not found"),
+        (["--input", "unlabelled.csv", "--out", "s.csv"], "error: --out: predictions are written as Parquet"),
+        (["--input", "unlabelled.csv", "--out", "no/s.parquet"], "error: --out: cannot write no/s.parquet"),
+        (["--input", "unlabelled.csv", "--out", "unlabelled.csv.parquet", "--keep", "usr"], "did you mean 'user'?"),
+        (["--input", "unlabelled.csv", "--out", "s.parquet", "--keep", "logit"], "error: --keep: 'logit' is a column"),
+        (
+            ["--input", "unlabelled.parquet", "--out", "unlabelled.parquet", "--kind", "parquet"],
+            "one of the input files",
+        ),
+        (["--input", "unlabelled.csv", "--out", "s.parquet", "--kind", "cvs"], "did you mean 'csv'?"),
+        (["--input", "unlabelled.csv", "--out", "s.parquet", "--param", "delimeter=,"], "error: --param: data.params"),
+        (["--input", "unlabelled.csv", "--out", "s.parquet", "--param", "delimiter"], "expected key=value"),
+        (["--input", "small.yaml", "--out", "s.parquet"], "line 1: the line is blank; expected a header line"),
+    ],
+)
+def test_mistakes_are_one_message(trained: Path, arguments: list[str], message: str) -> None:
+    result = run(trained, "predict", "--checkpoint", "runs/r", *arguments, expect=2)
+    assert message in result.stderr
+    assert not (trained / "s.parquet").exists()
+
+
+def test_a_folder_without_a_run_is_refused(trained: Path, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "s.parquet")]
+    result = run(trained, "predict", "--checkpoint", "runs", "--input", "unlabelled.csv", *out, expect=2)
+    assert "neither a run folder nor a checkpoint" in result.stderr
+
+
+def test_no_rows_make_an_empty_file(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text("user,age,city,device,tags\n")
+    out = ["--keep", "user", "--out", str(tmp_path / "s.parquet")]
+    run(trained, "predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "none.csv"), *out)
+    assert pq.read_table(tmp_path / "s.parquet").column_names == ["row_id", "user", "prediction", "logit"]
+
+
+def test_a_frame_gets_the_scores_of_its_file(trained: Path) -> None:
+    predictor = Predictor.load(trained / "runs" / "r", device="cpu")
+    frame = rows(2, 300).drop(columns="clicked").set_index("user", drop=False)
+    found = predictor.predict(frame, keep=["user"], batch_size=11)
+    assert list(found) == ["user", "prediction", "logit"]
+    assert found.index.equals(frame.index)
+    assert found["logit"].to_numpy() == pytest.approx(scores(trained)["logit"].to_numpy(), abs=1e-6)
+    assert len(predictor.predict(frame[:0])) == 0
+    with pytest.raises(UserError, match="DataFrame: column 'tags' not found"):
+        predictor.predict(frame.drop(columns="tags"))
+    odd = frame[:4].assign(age=["7", "old", "8", ""])
+    with pytest.raises(UserError, match=r"eval DataFrame row 2: feature 'age': found 'old'"):
+        predictor.predict(odd)
+    assert predictor.predict(odd, bad_rows="skip").index.tolist() == ["u0000000", "u0000002", "u0000003"]
+
+
+def test_a_run_on_frames_predicts_files_once_it_knows_their_kind(trained: Path, tmp_path: Path) -> None:
+    config = tmp_path / "frames.yaml"
+    text = CONFIG.format(held_out="null").replace("kind: csv, train: train.csv", "kind: pandas")
+    config.write_text(text.replace("run: {name: r}", ""))
+    folder = train_frames(str(config), rows(1, 400), rows(2, 300), [f"run.dir={tmp_path}", "run.name=f"])
+    start = ["predict", "--checkpoint", str(folder), "--input", "unlabelled.csv", "--out", str(tmp_path / "s.parquet")]
+    refused = run(trained, *start, expect=2)
+    assert "--kind: the run trained on kind pandas, which reads no files" in refused.stderr
+    run(trained, *start, "--kind", "csv")
+    found, expected = pd.read_parquet(tmp_path / "s.parquet"), pd.read_parquet(folder / "scores.parquet")
+    assert found["logit"].to_numpy() == pytest.approx(expected["logit"].to_numpy(), abs=1e-6)
+
+
+def test_the_writer_keeps_no_half_file(tmp_path: Path) -> None:
+    first, other = pa.table({"user": pa.array([1, 2])}), pa.table({"user": pa.array(["a"])})
+    with pytest.raises(UserError, match="--keep: a column is of another type in a later file"):
+        _write(tmp_path / "s.parquet", first[:0], iter([first, other]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_real_log_without_labels(checkout: Path, real_data: Path, tmp_path: Path) -> None:
+    """Criteo's own layout loses its first field where there is no label; streamed, and from a prepared folder's run."""
+    folder = real_data / "criteo_first8k"
+    small = ["embedding.backend=torch", "train.threads=1", "train.steps=5", "eval.scores=true", "run.name=r"]
+    files = [f"data.train={folder / 'train.csv'}", f"data.eval={folder / 'dev.csv'}"]
+    run(tmp_path, "train", "--config", "ctr_criteo.yaml", *files, *small)
+    lines = (folder / "dev.csv").read_text().splitlines()
+    (tmp_path / "test.tsv").write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
+    start = ["predict", "--checkpoint", "runs/r", "--input", "test.tsv", "--out", "s.parquet"]
+    refused = run(tmp_path, *start, expect=2)
+    assert "if these rows have no label, set data.params.has_label: false" in refused.stderr
+    run(tmp_path, *start, "--param", "has_label=false", "--keep", "C1")
+    found, expected = (
+        pd.read_parquet(tmp_path / "s.parquet"),
+        pd.read_parquet(tmp_path / "runs" / "r" / "scores.parquet"),
+    )
+    assert len(found) == 409
+    assert found["prediction"].to_numpy() == pytest.approx(expected["prediction"].to_numpy(), abs=1e-6)
+    assert found["C1"].tolist() == [line.split("\t")[14] for line in lines]
