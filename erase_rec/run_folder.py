@@ -144,6 +144,11 @@ class RunFolder:
         return found
 
     @property
+    def autotune(self) -> Path:
+        """What ``schedule.autotune`` measured and chose."""
+        return self.path / "autotune.json"
+
+    @property
     def scores(self) -> Path:
         """Label and predictions of each held-out row, where ``eval.scores`` asks for them."""
         return self.path / "scores.parquet"

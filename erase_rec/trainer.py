@@ -28,6 +28,7 @@ from erase_rec.progress import Progress
 from erase_rec.protocols import BatchLoader, CTRModel, EvalResult, Evaluator, ProgressiveMetrics, TrainStep
 from erase_rec.random_state import RandomState
 from erase_rec.run_log import RunLog, eval_scalars
+from erase_rec.schedule.autotune import Tuning
 from erase_rec.schedule.measured_streams import MeasuredStreams
 from erase_rec.schedule.overlap import OverlapReport, overlap_report
 from erase_rec.schedule.plan import Plan
@@ -60,6 +61,7 @@ class Parts:
     replicas: ReplicaGuard
     checkpoints: checkpoint.CheckpointManager
     data_fingerprint: str
+    tuning: Tuning | None = None
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from erase_rec.finite import FiniteGuard
 from erase_rec.precision import batch_norm_parameters
 from erase_rec.protocols import Embeddings
 from erase_rec.run_folder import RunFolder
+from erase_rec.schedule.autotune import Tuning, autotune, nothing_learnt
 from erase_rec.schedule.gradients import GradientProgram, trained_blocks
 from erase_rec.schedule.loss_gradients import all_blocks
 from erase_rec.schedule.measured_streams import MeasuredStreams
@@ -43,6 +45,9 @@ from eval.progressive import ProgressiveEvaluation
 from models.ctr_model import CTRModel, build_local_losses, build_model
 from models.embeddings.build import build_embeddings
 from models.registry import ModelCatalog
+
+TUNED_BATCHES = 4
+"""Batches that placements are measured on."""
 
 
 class ContentCatalog:
@@ -166,6 +171,7 @@ def build_parts(
     world: World,
     *,
     embeddings: Embeddings | None = None,
+    tuning: Tuning | None = None,
 ) -> Parts:
     """Everything that the trainer needs, with initial weights.
 
@@ -176,6 +182,7 @@ def build_parts(
         machine: where to compute.
         world: the ranks.
         embeddings: tables of another model of this configuration and world, to be shared; None: new ones.
+        tuning: what ``schedule.autotune`` chose before; None: it is measured where it is asked for.
     """
     torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
     if embeddings is None:
@@ -184,37 +191,45 @@ def build_parts(
             embeddings = ReplicatedTables(embeddings, world)
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
-    streams = MeasuredStreams(make_streams(plan.streams(), machine.device), machine.device)
     blocks = trained_blocks(model, plan)
     optimizer = make_optimizer(config, model, plan, blocks, machine.dtype)
-    gradients = GradientProgram(
-        model,
-        plan,
-        build_local_losses(config),
-        streams,
-        device=machine.device,
-        reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
-        forwards=_compiled_forwards(config, model, machine, world),
-    )
+    forwards = _compiled_forwards(config, model, machine, world)
     guard = FiniteGuard(datasets.train.locate)
     names = model.tower_names()
     metrics = ProgressiveEvaluation(names, machine.device, world)
+
+    def make_step(
+        plan: Plan, guard: FiniteGuard, metrics: ProgressiveEvaluation
+    ) -> tuple[ScheduledStep, MeasuredStreams]:
+        streams = MeasuredStreams(make_streams(plan.streams(), machine.device, plan.preferred()), machine.device)
+        gradients = GradientProgram(
+            model,
+            plan,
+            build_local_losses(config),
+            streams,
+            device=machine.device,
+            reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
+            forwards=forwards,
+        )
+        graphs = None
+        if plan.cuda_graph == "step" and machine.device.type == "cuda":
+            strict = config.schedule.strict
+            graphs = StepGraphs(machine.device, streams, embeddings, world.collectives, strict=strict)
+        max_norm = config.optimizer.dense.max_grad_norm
+        return ScheduledStep(gradients, optimizer, guard, max_norm, metrics=metrics, graphs=graphs), streams
+
+    if tuning is None and config.schedule.autotune and machine.device.type == "cuda":
+        tuning = _tune(plan, datasets, machine, world, model, optimizer, make_step)
+    if tuning is not None:
+        plan = tuning.choice.of(plan)
+    step, streams = make_step(plan, guard, metrics)
     return Parts(
         config=config,
         world=world,
         model=model,
         plan=plan,
         streams=streams,
-        step=ScheduledStep(
-            gradients,
-            optimizer,
-            guard,
-            config.optimizer.dense.max_grad_norm,
-            metrics=metrics,
-            graphs=StepGraphs(machine.device, streams, embeddings, world.collectives, strict=config.schedule.strict)
-            if plan.cuda_graph == "step" and machine.device.type == "cuda"
-            else None,
-        ),
+        step=step,
         optimizer=optimizer,
         guard=guard,
         score=scorer(model, machine),
@@ -225,4 +240,30 @@ def build_parts(
         replicas=ReplicaGuard(world, model, config.distributed.check_every, optimizer.masters()),
         checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints),
         data_fingerprint=datasets.fingerprint,
+        tuning=tuning,
     )
+
+
+def _tune(
+    plan: Plan,
+    datasets: Datasets,
+    machine: Machine,
+    world: World,
+    model: CTRModel,
+    optimizer: DenseOptimizer,
+    make_step: Callable[[Plan, FiniteGuard, ProgressiveEvaluation], tuple[ScheduledStep, MeasuredStreams]],
+) -> Tuning | None:
+    """Measures placements on the first full batches; None where there is none."""
+    first = datasets.train.batches(0)
+    full = [batch.to(machine.device) for batch in itertools.islice(first, TUNED_BATCHES)]
+    full = [batch for batch in full if batch.size * world.size == datasets.train.global_batch_size]
+    first.close()  # type: ignore[attr-defined]  # stops the loader's threads
+    if not full:
+        return None
+
+    def trial(plan: Plan) -> tuple[ScheduledStep, MeasuredStreams]:
+        throwaway = ProgressiveEvaluation(model.tower_names(), machine.device, world)
+        return make_step(plan, FiniteGuard(datasets.train.locate), throwaway)
+
+    with nothing_learnt(model, optimizer, machine.device):
+        return autotune(plan, full, trial, world)

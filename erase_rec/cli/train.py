@@ -190,9 +190,13 @@ def _run(
     from erase_rec.position import Position, planned_steps
     from erase_rec.progress import Progress, show_progress
     from erase_rec.run_log import FileRunLog, RunLog, final_scalars
+    from erase_rec.schedule.autotune import Tuning
     from erase_rec.trainer import Trainer
 
-    parts = build_parts(config, datasets, folder, machine, world)
+    tuned = Tuning.model_validate_json(folder.autotune.read_bytes()) if folder.autotune.exists() else None
+    parts = build_parts(config, datasets, folder, machine, world, tuning=tuned)
+    if parts.tuning is not None and tuned is None and world.is_first:
+        folder.autotune.write_text(parts.tuning.model_dump_json(indent=2) + "\n", encoding="utf-8")
     position = Position() if start is None else Position(**read_state(start)["position"])
     total = planned_steps(config.train, datasets.train, position)
     if position.epoch_rows and (dropped := datasets.train.dropped_rows(position.epoch_rows)):
@@ -201,7 +205,8 @@ def _run(
         FileRunLog(folder.path, purge_step=position.step + 1) if world.is_first else RunLog() as log,
         show_progress(total, position.step) if world.is_first else Progress() as progress,
     ):
-        for message in (*_introduction(config, datasets, folder, machine, world), *notes):
+        placement = [] if parts.tuning is None else [parts.tuning.sentence()]
+        for message in (*_introduction(config, datasets, folder, machine, world), *placement, *notes):
             progress.message(message)
         log.text("config", f"```yaml\n{dump_config(config)}```")
         log.hparams(config)
@@ -293,7 +298,7 @@ def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine
             f"{config.train.local_batch_size:,} a rank"
         )
     if config.schedule.cuda_graph != "none" and machine.device.type != "cuda":
-        lines.append("schedule.cuda_graph: the CPU has no CUDA graphs; the towers run uncaptured")
+        lines.append("schedule.cuda_graph: the CPU has no CUDA graphs; every operation is launched by itself")
     if auxiliary:
         lines.append(f"local losses of towers that are not detached act as auxiliary losses: {', '.join(auxiliary)}")
     lines += datasets.remarks()

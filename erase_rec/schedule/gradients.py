@@ -171,13 +171,13 @@ class GradientProgram:
         return state
 
     def gradients(self, batch: Batch) -> Gradients:
-        """Gradients of ``batch``, reduced, without any update; ready on the main stream."""
+        """Gradients of ``batch``, reduced, without any update; ready on the main stream. Its operations are timed."""
 
         def wait(state: StepState, op: Op) -> None:
             for block in self.updated_blocks(op):
                 self.wait(block)
 
-        state = self.run(batch, {"update": wait})
+        state = self.run(batch, {"update": wait}, measure=True)
         found = {name: self.reduction.gradient(block, name) for block, held in self.blocks.items() for name in held}
         # Copies: a bucket and a captured tower write the next gradients where these are.
         parameters = {name: None if gradient is None else gradient.clone() for name, gradient in found.items()}

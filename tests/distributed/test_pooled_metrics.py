@@ -64,7 +64,7 @@ def outputs(seed: int, rows: int = 40) -> tuple[StepOutput, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logit, tower = torch.randn(2, rows, generator=generator)
     label = (torch.rand(rows, generator=generator) < 0.3).float()
-    return StepOutput(logit, {"deep": tower}, torch.tensor(0.0)), label
+    return StepOutput(logit, {"deep": tower}, torch.tensor(0.0), torch.tensor([True])), label
 
 
 def progress(saved_after: int | None) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def test_two_ranks_train_what_one_process_does(run_ranks, tmp_path: Path) -> Non
     first, second = run_ranks(2, train_rows, tmp_path, ports, timeout_s=500)
     assert second == [""] * len(ROWS), "one rank speaks"
     for row, said in zip(ROWS, first, strict=True):
-        assert said.count("no CUDA graphs; the towers run uncaptured") == (1 if row in {"row1", "erase"} else 0)
+        assert said.count("no CUDA graphs; every operation is launched by itself") == (
+            1 if row in {"row1", "erase"} else 0
+        )
         require_equal_to_one_process(row, tmp_path / row)
 
 
@@ -95,6 +97,6 @@ def test_each_row_is_what_the_paper_says() -> None:
         "row0_nonblocking": (True, "non_blocking", "none", "ddp", True),
         "row0_blocking": (True, "blocking", "none", "ddp", True),
         "exact_streams": (False, "blocking", "none", None, None),
-        "erase": (True, "blocking", "tower", None, None),
+        "erase": (True, "blocking", "step", None, None),
     }
     assert Plan.from_config(loaded("row0_blocking")) == Plan.from_config(loaded("row2"))
