@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
 ASIDE = ("seed", "run", "distributed")
 """Sections that do not make another arm."""
 _TOWER = "tower_"
-_SHOWN_KEYS = 3
 
 
 def command(
@@ -37,12 +36,13 @@ def command(
     Each run needs scores.parquet: train with eval.scores=true, or run erase-rec eval --checkpoint RUN --scores
     RUN/scores.parquet. Runs are paired by seed.
     """
+    from eval.arms import differences
     from eval.comparison import compare, plot_gaps, summarize
 
     base = [_read(path) for path in reference]
     base_arms = _arms(base)
     if len(base_arms) > 1:
-        differing = next(iter(_differences(base[0].keys, next(iter(base_arms[1].values())).keys)))
+        differing = next(iter(differences(base[0].keys, next(iter(base_arms[1].values())).keys)))
         raise UserError(f"--reference: the runs are of several arms: they differ in {differing}; name one arm's runs")
     arms = {_label(arm, base_arms[0]): arm for arm in _arms([_read(path) for path in runs])}
     gaps: dict[str, Gap] = {}
@@ -84,6 +84,7 @@ def _read(path: Path) -> _Run:
     from erase_rec.cli.assembly import ContentCatalog
     from erase_rec.config.load import load_config
     from erase_rec.run_folder import RunFolder
+    from eval.arms import flat
     from eval.comparison import ScoredRun
 
     folder = RunFolder.open(path)
@@ -105,7 +106,7 @@ def _read(path: Path) -> _Run:
     return _Run(
         path=path,
         seed=config.seed,
-        keys=dict(_flat(keys)),
+        keys=dict(flat(keys)),
         scores=ScoredRun(
             row_ids=columns["row_id"],
             label=columns["label"].double(),
@@ -113,18 +114,6 @@ def _read(path: Path) -> _Run:
             towers={name.removeprefix(_TOWER): columns[name].double() for name in columns if name.startswith(_TOWER)},
         ),
     )
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a configuration by key; list entries with a name go by it."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _flat(entry, f"{prefix}.{key}" if prefix else key)
-    elif isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
-        for entry in value:
-            yield from _flat(entry, f"{prefix}.{entry['name']}")
-    else:
-        yield prefix, value
 
 
 def _arms(runs: list[_Run]) -> list[_SeedRuns]:
@@ -143,17 +132,12 @@ def _arms(runs: list[_Run]) -> list[_SeedRuns]:
     return arms
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Keys in which two configurations differ, with the second one's values."""
-    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    return [f"{key}={other.get(key)}" for key in keys]
-
-
 def _label(arm: _SeedRuns, reference: _SeedRuns) -> str:
     """What sets an arm apart from the reference."""
-    found = _differences(next(iter(reference.values())).keys, next(iter(arm.values())).keys)
-    more = f" and {len(found) - _SHOWN_KEYS} more" if len(found) > _SHOWN_KEYS else ""
-    return ", ".join(found[:_SHOWN_KEYS]) + more or "same configuration"
+    from eval.arms import differences, shortened
+
+    found = differences(next(iter(reference.values())).keys, next(iter(arm.values())).keys)
+    return shortened(found) or "same configuration"
 
 
 def _pairs(name: str, arm: _SeedRuns, reference: _SeedRuns) -> tuple[dict[int, ScoredRun], dict[int, ScoredRun]]:

@@ -17,9 +17,11 @@ from erase_rec.cli import (
     dashboard,
     evaluate,
     fetch,
+    init,
     inspect,
     predict,
     prepare,
+    report,
     sweep,
     synth,
     timeline,
@@ -35,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("init")(init.command)
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("predict")(predict.command)
@@ -48,6 +51,7 @@ app.command("sweep")(sweep.command)
 app.command("audit")(audit.command)
 app.command("timeline")(timeline.command)
 app.command("dashboard")(dashboard.command)
+app.command("report")(report.command)
 
 
 def _print_version(wanted: bool) -> None:
