@@ -13,7 +13,8 @@ from erase_rec.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = ROOT / "configs/bench/arms.yaml"  # what `erase-rec bench` compares: no configuration by itself
-CONFIGS = sorted(set(ROOT.glob("configs/**/*.yaml")) - {ARMS})
+SWEEPS = set(ROOT.glob("configs/sweeps/*.yaml"))  # many runs each: test_sweep_configs.py
+CONFIGS = sorted(set(ROOT.glob("configs/**/*.yaml")) - {ARMS} - SWEEPS)
 FILES = {"ctr_criteo.yaml": ["data.train=x"], "ctr_avazu.yaml": ["data.train=x"], "ctr_parquet.yaml": ["data.train=x"]}
 
 
@@ -73,7 +74,7 @@ def test_a_chain_that_cannot_be_is_refused_with_its_place(name: str, override: s
 
 
 @pytest.mark.parametrize(
-    "document", sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *CONFIGS]), ids=lambda p: p.name
+    "document", sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *CONFIGS, *SWEEPS]), ids=lambda p: p.name
 )
 def test_documents_name_configurations_that_exist(document: Path) -> None:
     for name in re.findall(r"--config[= ](\S+\.yaml)", document.read_text()):

@@ -1,0 +1,106 @@
+"""Every shipped sweep: all of its points are valid, and its arms are what the file says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.config import load_config
+from erase_rec.config.schema import Config
+from erase_rec.sweep.file import read_sweep
+from erase_rec.sweep.points import plan_points
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
+POINTS = {
+    "blocking_vs_nonblocking": 35,
+    "fup": 35,
+    "saturation": 81,
+    "streams": 25,
+    "table1": 60,
+    "table1_cpu": 36,
+}
+
+
+def arms(name: str) -> dict[str, Config]:
+    """The configuration of each arm, with the first seed."""
+    sweep = read_sweep(f"sweeps/{name}.yaml")
+    points = plan_points(sweep, [], catalog=ContentCatalog())
+    return {
+        point.arm: load_config(sweep.base, point.overrides, catalog=ContentCatalog()).config
+        for point in points
+        if point.seed == sweep.file.seeds[0]
+    }
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_point_is_valid_and_the_header_says_how_many(path: Path) -> None:
+    points = plan_points(read_sweep(path), [], catalog=ContentCatalog())
+    header = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
+    assert len(points) == POINTS[path.stem]
+    assert f"# {len(points)} runs" in header
+    assert f"erase-rec sweep --config sweeps/{path.name}\n" in header
+
+
+@pytest.mark.parametrize("name", ["table1", "table1_cpu"])
+def test_table1_holds_the_paper_s_rows_their_rivals_and_an_a_a_pair(name: str) -> None:
+    found = arms(name)
+    presets = {arm: config.schedule.preset for arm, config in found.items()}
+    assert presets == {
+        "baseline": "exact",
+        "baseline_again": "exact",
+        "row3": "paper_row3",
+        "row2": "paper_row2",
+        "row1": "paper_row1",
+        "row0_blocking": "paper_row0",
+        "row0_nonblocking": "paper_row0",
+        "detached": "detached",
+        "exact_streams": "exact_streams",
+        "exact_graph": "exact",
+        "erase_joint": "erase",
+        "erase_own": "erase",
+    }
+    assert found["baseline"] == found["baseline_again"]
+    assert (found["row0_blocking"].schedule.dispatch, found["row2"].schedule.dispatch) == ("blocking", "blocking")
+    assert found["row0_nonblocking"].schedule.dispatch == "non_blocking"
+    assert found["exact_graph"].schedule.cuda_graph == "step"
+    targets = {arm: {tower.loss.target for tower in found[arm].towers if tower.loss} for arm in found}
+    for arm, config in found.items():
+        exact = config.schedule.preset.startswith("exact")
+        assert targets[arm] == (set() if exact else {"own"} if arm == "erase_own" else {"joint"})
+        assert any(tower.detach for tower in config.towers) != exact
+
+
+@pytest.mark.parametrize("row", ["baseline", "row3", "row2", "row1", "row0_blocking", "row0_nonblocking"])
+def test_table1_trains_what_the_files_of_the_rows_do(row: str) -> None:
+    alone = load_config(f"table1/{row}.yaml", catalog=ContentCatalog()).config
+    assert arms("table1")[row] == alone
+
+
+def test_streams_shares_as_many_as_it_says() -> None:
+    shared = {arm: {tower.stream for tower in config.towers} for arm, config in arms("streams").items()}
+    assert {arm: len(names) for arm, names in shared.items()} == {
+        "one": 1,
+        "one_again": 1,
+        "two": 2,
+        "four": 4,
+        "six": 6,
+    }
+
+
+def test_saturation_varies_batch_and_width_alone_within_a_method() -> None:
+    found = arms("saturation")
+    methods = {"exact": "exact_streams", "aggregate": "detached", "early": "erase"}
+    widths = {"narrow": [128, 64], "medium": [512, 256], "wide": [2048, 1024]}
+    sizes = (512, 4096, 32768)
+    assert list(found) == [
+        f"{method}_{width} local_batch_size={size}" for method in methods for width in widths for size in sizes
+    ]
+    for arm, config in found.items():
+        method, width = arm.split()[0].split("_")
+        assert config.schedule.preset == methods[method]
+        assert config.towers[3].params["hidden"] == widths[width]
+        assert config.train.local_batch_size == int(arm.rpartition("=")[2])
+        assert (config.schedule.cuda_graph, config.schedule.optimizer) == ("step", "per_tower")
