@@ -51,6 +51,7 @@ class FiniteGuard:
         self.step = 0
         self._locate = locate
         self._pending: deque[_Pending] = deque()
+        self._free: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def check(self, finite: Tensor, names: Sequence[str], row_ids: Tensor) -> None:
         """Takes the flags of the current step and advances :attr:`step`.
@@ -67,9 +68,8 @@ class FiniteGuard:
         if finite.device.type != "cuda":
             self._raise_unless(finite, step, tuple(names), row_ids)
             return
-        host = torch.empty(finite.shape, dtype=torch.bool, pin_memory=True)
+        host, event = self._place(finite)
         host.copy_(finite, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._pending.append(_Pending(step, tuple(names), host, row_ids, event))
 
@@ -89,10 +89,17 @@ class FiniteGuard:
         """
         self._read(down_to=0)
 
+    def _place(self, finite: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """Page-locked memory for the flags, and an event, that no pending step uses."""
+        if self._free and self._free[-1][0].shape == finite.shape:
+            return self._free.pop()
+        return torch.empty(finite.shape, dtype=torch.bool, pin_memory=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+
     def _read(self, *, down_to: int) -> None:
         while len(self._pending) > down_to:
             pending = self._pending.popleft()
             pending.event.synchronize()
+            self._free.append((pending.finite, pending.event))
             self._raise_unless(pending.finite, pending.step, pending.names, pending.row_ids)
 
     def _raise_unless(self, finite: Tensor, step: int, names: tuple[str, ...], row_ids: Tensor) -> None:

@@ -1,13 +1,23 @@
-"""Copies the next batch to the device while the step runs."""
+"""Copies the next batches to the device while the step runs.
+
+The loader puts the tensors of many batches one after the other into common page-locked buffers. A copy takes a piece of
+such a buffer, the following batches with it, so that at small batches the host does not spend on copies what a step
+takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from erase_rec.batch import Batch
+
+PIECE_BYTES = 8 * 1024**2
+"""Of a buffer that are copied at once."""
 
 
 class Copies(Protocol):
@@ -38,17 +48,86 @@ class CudaCopies:
         """Makes the stream."""
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pieces = Pieces(device)
 
-    def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+    def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         """See :meth:`Copies.begin`. From page-locked memory, which stays reserved until the copy is done."""
+        if self._pieces.hold(batch):
+            return self._pieces.batch(batch), None
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            moved = batch.to(self._device, non_blocking=True)
+            moved = self._pieces.batch(batch)
         return moved, self._stream.record_event()
 
-    def use(self, copied: torch.cuda.Event) -> None:
+    def use(self, copied: torch.cuda.Event | None) -> None:
         """See :meth:`Copies.use`."""
-        torch.cuda.current_stream(self._device).wait_event(copied)
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes ``start`` to ``start + len(there)`` of the buffer ``here``, on the device."""
+
+    here: torch.UntypedStorage
+    start: int
+    there: Tensor
+
+    def holds(self, tensor: Tensor) -> bool:
+        begin, end = _extent(tensor)
+        same = tensor.untyped_storage().data_ptr() == self.here.data_ptr()
+        return same and self.start <= begin and end <= self.start + self.there.numel()
+
+    def view(self, tensor: Tensor) -> Tensor:
+        begin, end = _extent(tensor)
+        return self.there[begin - self.start : end - self.start].view(tensor.dtype).view(tensor.shape)
+
+
+class Pieces:
+    """The newest piece of each of a batch's buffers."""
+
+    def __init__(self, device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
+        """Pieces of ``piece_bytes``, or of what one tensor needs, go to ``device``."""
+        self._device, self._piece_bytes = device, piece_bytes
+        self._newest: dict[str, _Piece] = {}
+
+    def hold(self, batch: Batch) -> bool:
+        """Whether all of ``batch`` is on the device, or on its way."""
+        return all(name in self._newest and self._newest[name].holds(part) for name, part in _parts(batch).items())
+
+    def batch(self, batch: Batch) -> Batch:
+        """``batch`` on the device; what is missing is copied on the current stream."""
+        found = {name: self._on_device(name, part) for name, part in _parts(batch).items()}
+        sparse = replace(batch.sparse, values=found["values"], lengths=found["lengths"], weights=found.get("weights"))
+        return Batch(found["dense"], sparse, found["label"], batch.row_ids)
+
+    def _on_device(self, name: str, tensor: Tensor) -> Tensor:
+        piece = self._newest.get(name)
+        if piece is None or not piece.holds(tensor):
+            piece = self._newest[name] = self._copied(tensor)
+        return piece.view(tensor)
+
+    def _copied(self, tensor: Tensor) -> _Piece:
+        assert tensor.is_contiguous()
+        here = tensor.untyped_storage()
+        begin, end = _extent(tensor)
+        end = min(here.nbytes(), max(end, begin + self._piece_bytes))
+        every = torch.empty(0, dtype=torch.uint8).set_(here)
+        there = torch.empty(end - begin, dtype=torch.uint8, device=self._device)
+        there.copy_(every[begin:end], non_blocking=True)
+        return _Piece(here, begin, there)
+
+
+def _parts(batch: Batch) -> dict[str, Tensor]:
+    sparse = batch.sparse
+    parts = {"dense": batch.dense, "label": batch.label, "values": sparse.values, "lengths": sparse.lengths}
+    return parts if sparse.weights is None else parts | {"weights": sparse.weights}
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First byte of a contiguous tensor in its buffer, and the one after its last."""
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return begin, begin + tensor.numel() * tensor.element_size()
 
 
 def prefetch(

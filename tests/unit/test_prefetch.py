@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from erase_rec.batch import Batch, SparseBatch
-from erase_rec.prefetch import prefetch
+from erase_rec.prefetch import Pieces, prefetch
 
 
 def make_batch(value: int) -> Batch:
@@ -113,3 +113,49 @@ def test_an_error_of_the_loader_comes_in_place_of_the_batch_before_it() -> None:
     assert int(next(batches).row_ids[0]) == 0
     with pytest.raises(OSError, match="planted"):
         next(batches)
+
+
+def run_of_batches(count: int, rows: int, features: int = 3) -> list[Batch]:
+    """Batches one after the other in common buffers, as the loader makes them."""
+    dense, label = torch.randn(count * rows, 2), torch.randn(count * rows)
+    values = torch.arange(count * rows * features)
+    ones = torch.ones(rows * features, dtype=torch.int32)
+    return [
+        Batch(
+            dense[number * rows : (number + 1) * rows],
+            SparseBatch(values[number * rows * features : (number + 1) * rows * features], ones, None, features, True),
+            label[number * rows : (number + 1) * rows],
+            torch.arange(rows),
+        )
+        for number in range(count)
+    ]
+
+
+def same(found: Batch, expected: Batch) -> bool:
+    pairs = [(found.dense, expected.dense), (found.label, expected.label)]
+    pairs += [(found.sparse.values, expected.sparse.values), (found.sparse.lengths, expected.sparse.lengths)]
+    return all(torch.equal(one, other) and one.dtype == other.dtype for one, other in pairs)
+
+
+@pytest.mark.parametrize(("piece_bytes", "copies"), [(1, 10), (5 * 3 * 8 * 3, 4), (10**6, 1)])
+def test_a_piece_serves_the_batches_that_follow(piece_bytes: int, copies: int) -> None:
+    """Its size is that of ids, whose batches take 5 * 3 * 8 bytes: three of them, or all, or each alone."""
+    pieces = Pieces(torch.device("cpu"), piece_bytes)
+    batches = run_of_batches(10, 5)
+    begun = 0
+    kept = []
+    for batch in batches:
+        begun += not pieces.hold(batch)
+        kept.append(pieces.batch(batch))
+        assert pieces.hold(batch)
+    assert begun == copies
+    for found, batch in zip(kept, batches, strict=True):
+        assert same(found, batch)
+        assert found.dense.data_ptr() != batch.dense.data_ptr()
+
+
+def test_buffers_of_their_own_are_copied_each() -> None:
+    """A short batch that was joined from two windows, and the next window's, which may lie where one was freed."""
+    pieces = Pieces(torch.device("cpu"))
+    for batch in [*run_of_batches(2, 5), *run_of_batches(1, 3), *run_of_batches(2, 5)]:
+        assert same(pieces.batch(batch), batch)
