@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from erase_rec.errors import UserError
+
+if TYPE_CHECKING:  # loads matplotlib, which the command line does only after it was checked
+    from eval.report.figures import Picture
 
 
 def command(
@@ -16,6 +19,10 @@ def command(
     out: Annotated[Path, typer.Option("--out", help="The page (.html); .md and .json are written beside it.")],
     baseline: Annotated[
         str | None, typer.Option(help="The arm to compare with. Default: baseline, or the first of preset exact.")
+    ] = None,
+    timeline: Annotated[
+        list[str] | None,
+        typer.Option("--timeline", help="ARM=FILE: also show this chart of erase-rec timeline; give it once an arm."),
     ] = None,
     title: Annotated[str, typer.Option(help="Above the page.")] = "Training speed and normalized entropy",
 ) -> None:
@@ -35,12 +42,23 @@ def command(
     report = analyse(collect(runs), baseline)
     again = ["erase-rec", "report", *map(str, runs), "--out", str(out)]
     again += ["--baseline", baseline] if baseline is not None else []
+    again += [part for chart in timeline or [] for part in ("--timeline", chart)]
+    figures = [*pictures(report), *(_timeline(chart) for chart in timeline or [])]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        written = write(report, pictures(report), out, title=title, command=shlex.join(again))
+        written = write(report, figures, out, title=title, command=shlex.join(again))
     except OSError as error:
         raise UserError(f"--out: cannot write {error.filename}: {error.strerror}") from error
     table_console().print(results(report).rich())
     for sentence in sentences(report):
         typer.echo(sentence)
     typer.echo(f"wrote {', '.join(map(str, written))}")
+
+
+def _timeline(chart: str) -> Picture:
+    from eval.report.figures import timeline
+
+    arm, sign, path = chart.partition("=")
+    if not sign:
+        raise UserError(f"--timeline: expected ARM=FILE, found {chart}")
+    return timeline(arm, Path(path))

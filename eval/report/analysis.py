@@ -136,7 +136,7 @@ def group(runs: Sequence[RunRecord]) -> dict[str, SeedRuns]:
     kinds: list[tuple[RunRecord, list[RunRecord]]] = []
     for run in runs:
         for first, members in kinds:
-            if first.arm == run.arm and (run.arm is not None or first.keys == run.keys):
+            if (first.arm, first.keys) == (run.arm, run.keys):
                 members.append(run)
                 break
         else:
@@ -147,6 +147,8 @@ def group(runs: Sequence[RunRecord]) -> dict[str, SeedRuns]:
         name = first.arm or first.preset
         if same is not first:
             name = f"{name} ({shortened(differences(same.keys, first.keys))})"
+        if name in arms:  # they differ in keys that the name has no place for
+            name = f"{name}, kind {len(arms)}"
         arms[name] = _by_launch(members)
     return arms
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from erase_rec.errors import UserError
 from eval.report.analysis import ArmResult, Difference, Report, SeedRuns
 
 FloatArray = npt.NDArray[np.float64]
@@ -31,11 +34,11 @@ class Picture:
 
     Attributes:
         caption: what it shows.
-        svg: an ``<svg>`` element that refers to nothing outside it.
+        markup: an HTML element that refers to nothing outside it.
     """
 
     caption: str
-    svg: str
+    markup: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,22 @@ def pictures(report: Report) -> list[Picture]:
     """Those for which there is something to draw."""
     every = (_differences(report), _curves(report), _speeds(report), _towers(report))
     return [picture for picture in every if picture is not None]
+
+
+def timeline(arm: str, path: Path) -> Picture:
+    """A chart that ``erase-rec timeline`` drew, put into the page.
+
+    Raises:
+        UserError: it cannot be read, or is no PNG.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--timeline: cannot read {path}: {error.strerror}") from error
+    if not content.startswith(b"\x89PNG"):
+        raise UserError(f"--timeline: {path} is no PNG file; draw it with erase-rec timeline --out {arm}.png")
+    image = base64.b64encode(content).decode()
+    return Picture(f"Timeline of one step of {arm}.", f'<img alt="" src="data:image/png;base64,{image}">')
 
 
 def styles(report: Report) -> dict[str, Style]:
@@ -126,7 +145,7 @@ def _paper_gap(arm: ArmResult) -> float | None:
 
 
 def _curves(report: Report) -> Picture | None:
-    panels = {"eval/ne": "held-out NE", "train/ne": "progressive NE of a window"}
+    panels = {"eval/ne": "held-out NE", "train/ne": "progressive NE"}
     figure = Figure(figsize=(WIDTH_INCHES, 4.4), layout="constrained")
     drawn = False
     for axes, (tag, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
@@ -149,7 +168,7 @@ def _curves(report: Report) -> Picture | None:
             )
             axes.fill_between(rows, values.min(axis=1), values.max(axis=1), color=look.color, alpha=0.15, linewidth=0)
         axes.set_xlabel("training rows")
-        axes.set_ylabel(f"{label} (1: constant predictor)")
+        axes.set_ylabel(label)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4), useMathText=True)
         axes.grid(color="0.88", linewidth=0.6)
     if not drawn:
@@ -157,7 +176,9 @@ def _curves(report: Report) -> Picture | None:
     handles, labels = figure.axes[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     return Picture(
-        "NE while training: mean over the runs of an arm, band from the lowest to the highest.", _svg(figure, "ne")
+        "NE while training (1: constant predictor), mean over the runs of an arm, band from the lowest to the highest. "
+        "Progressive: of the training rows of a logged window, each scored before the update that learns from it.",
+        _svg(figure, "ne"),
     )
 
 

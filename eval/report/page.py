@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
@@ -24,8 +25,8 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin: 1.6em 0 .4em; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; }
 th, td { border-bottom: 1px solid #bbb; padding: .25em .6em; text-align: left; vertical-align: top; }
-th { border-bottom: 2px solid #333; } td { font-variant-numeric: tabular-nums; }
-figure { margin: 1.2em 0; break-inside: avoid; } figure svg { width: 100%; height: auto; }
+th { border-bottom: 2px solid #333; } td { font-variant-numeric: tabular-nums; } td span { white-space: nowrap; }
+figure { margin: 1.2em 0; break-inside: avoid; } figure svg, figure img { width: 100%; height: auto; }
 figcaption { font-size: 13px; color: #333; }
 pre { background: #f4f4f4; padding: .6em; font-size: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
 @media print {
@@ -61,7 +62,7 @@ def html(report: Report, figures: Sequence[Picture], title: str, command: str) -
     first, *others = tables(report)
     said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(report))
     drawn = "\n".join(
-        f'<figure role="img" aria-label="{escape(each.caption)}">{each.svg}'
+        f'<figure role="img" aria-label="{escape(each.caption)}">{each.markup}'
         f"<figcaption>{escape(each.caption)}</figcaption></figure>"
         for each in figures
     )
@@ -127,8 +128,13 @@ def plain(report: Report, title: str, command: str) -> dict[str, Any]:
 
 def _table(table: TextTable) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = "\n".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<h2>{escape(table.title)}</h2>\n<div class="wide"><table>\n<tr>{head}</tr>\n{rows}\n</table></div>\n'
+
+
+def _cell(text: str) -> str:
+    """An interval stays on one line, below its estimate."""
+    return re.sub(r" (\[[^ ]+, [^ ]+\])$", r"<br><span>\1</span>", escape(text))
 
 
 def _clean(value: Any) -> Any:

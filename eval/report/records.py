@@ -35,7 +35,7 @@ class RunRecord:
         path: its folder.
         arm: name of its arm in a sweep; None: it is of no sweep.
         seed: of the run.
-        keys: the configuration, flat, without what does not make another arm.
+        keys: the configuration, flat, without what does not make another arm, and the number of ranks.
         summary: what it came to.
         windows: rows of the metrics file.
         environment: machine, versions, commit and command.
@@ -152,6 +152,7 @@ def _read(path: Path, arm: str | None, seed: int | None, reason: str | None) -> 
     summary = Summary.read(path)
     if summary.status not in {"completed", "stopped_early"}:
         return Missing(path, arm_or_preset, own_seed, f"it was {summary.status} after {summary.train.steps:,} steps")
+    keys["ranks"] = summary.throughput.ranks
     audit, peak = _from_events(path)
     environment = folder.read_environment() if folder.environment.is_file() else {}
     return RunRecord(path, arm, own_seed, keys, summary, tuple(_windows(path)), environment, audit, peak)

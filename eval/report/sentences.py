@@ -11,7 +11,7 @@ from eval.statistics import Interval
 
 def sentences(report: Report) -> list[str]:
     """From the number of runs to each arm's differences and the paper's."""
-    return [*_scope(report), *_noise(report), *_per_arm(report), *_paper(report), *report.remarks]
+    return [*_scope(report), *_noise(report), *_inside(report), *_per_arm(report), *_paper(report), *report.remarks]
 
 
 def signed(interval: Interval, digits: int = 2) -> str:
@@ -57,6 +57,19 @@ def _noise(report: Report) -> Iterator[str]:
                 f"{pair}, and yet their {what} differs by {signed(found.pct, 3)}, an interval without 0: this machine "
                 f"was not still, and differences up to {abs(found.pct.mid):.3f} % are counted as noise here."
             )
+
+
+def _inside(report: Report) -> Iterator[str]:
+    """Which differences are noise, at a glance."""
+    others = [arm for arm in report.arms if not arm.is_baseline and not arm.is_twin]
+    for what, found in (
+        ("QPS p90", {arm.name: arm.gain for arm in others}),
+        ("NE", {arm.name: arm.ne_gap for arm in others}),
+    ):
+        judged = {name: each.verdict for name, each in found.items() if each is not None and each.pairs > 1}
+        noise = [name for name, verdict in judged.items() if verdict == "inside the noise"]
+        if judged:
+            yield f"Differences in {what} that are inside the noise: {', '.join(noise) or 'none'}."
 
 
 def _per_arm(report: Report) -> Iterator[str]:
