@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import chdir
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from in_process import call
 
-from erase_rec.cli.main import app
 from erase_rec.cli.predict import _write
 from erase_rec.cli.predictor import Predictor
 from erase_rec.cli.train import train_frames
@@ -35,28 +32,6 @@ train: {{epochs: 1, local_batch_size: 64, device: cpu, threads: 1}}
 eval: {{scores: true, local_batch_size: 50}}
 run: {{name: r}}
 """
-
-
-@dataclass
-class Ended:
-    """How a command ended."""
-
-    stdout: str
-    stderr: str
-
-
-def run(cwd: Path, *arguments: str, expect: int = 0) -> Ended:
-    """Runs ``erase-rec`` in this process, as :func:`erase_rec.cli.main.run` does: loading torch anew takes seconds."""
-    with chdir(cwd):
-        result = CliRunner().invoke(app, arguments)
-    if isinstance(result.exception, UserError):
-        found, stderr = 2, f"error: {result.exception}"
-    elif result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    else:
-        found, stderr = result.exit_code, result.stderr
-    assert found == expect, result.output + stderr
-    return Ended(result.stdout, stderr)
 
 
 def rows(seed: int, count: int) -> pd.DataFrame:
@@ -83,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     held_out.drop(columns="clicked").to_csv(folder / "unlabelled.csv", index=False)
     held_out.drop(columns="clicked").to_parquet(folder / "unlabelled.parquet", index=False, row_group_size=70)
     (folder / "small.yaml").write_text(CONFIG.format(held_out="held_out.csv"))
-    run(folder, "train", "--config", "small.yaml")
+    call(folder, "train", "--config", "small.yaml")
     return folder
 
 
@@ -94,7 +69,7 @@ def scores(folder: Path) -> pd.DataFrame:
 def test_unlabelled_rows_get_the_scores_of_the_evaluation(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.parquet"
     files = ["--input", "unlabelled.csv", "held_out.csv"]
-    result = run(trained, "predict", "--checkpoint", "runs/r", *files, "--keep", "user", "--out", str(out))
+    result = call(trained, "predict", "--checkpoint", "runs/r", *files, "--keep", "user", "--out", str(out))
     assert result.stdout == f"600 predictions: {out}\n"
     found, expected = pd.read_parquet(out), scores(trained)
     assert list(found) == ["row_id", "user", "prediction", "logit"]
@@ -109,7 +84,7 @@ def test_unlabelled_rows_get_the_scores_of_the_evaluation(trained: Path, tmp_pat
 def test_files_of_another_kind_and_another_batch(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.parquet"
     options = ["--kind", "parquet", "--batch", "7", "--device", "cpu", "--out", str(out)]
-    run(
+    call(
         trained,
         "predict",
         "--checkpoint",
@@ -121,7 +96,7 @@ def test_files_of_another_kind_and_another_batch(trained: Path, tmp_path: Path) 
     assert pd.read_parquet(out)["logit"].to_numpy() == pytest.approx(scores(trained)["logit"].to_numpy(), abs=1e-6)
     rows(2, 300).to_csv(tmp_path / "tabs.tsv", sep="\t", index=False)
     tabs = ["--input", str(tmp_path / "tabs.tsv"), "--param", "delimiter=tab", "--out", str(out)]
-    run(trained, "predict", "--checkpoint", "runs/r", *tabs)
+    call(trained, "predict", "--checkpoint", "runs/r", *tabs)
     assert pd.read_parquet(out)["logit"].to_numpy() == pytest.approx(scores(trained)["logit"].to_numpy(), abs=1e-6)
 
 
@@ -139,10 +114,10 @@ def broken(trained: Path, tmp_path: Path) -> Path:
 def test_bad_rows_by_policy(trained: Path, tmp_path: Path, broken: Path) -> None:
     out = tmp_path / "s.parquet"
     start = ["predict", "--checkpoint", "runs/r", "--input", str(broken), "--out", str(out)]
-    refused = run(trained, *start, expect=2)
+    refused = call(trained, *start, expect=2)
     assert refused.stderr.startswith(f"error: {broken}, line 10: found 2 fields, expected 5")
     assert not list(tmp_path.glob("*.parquet")) + list(tmp_path.glob(".*"))
-    result = run(trained, *start, "--bad-rows", "quarantine")
+    result = call(trained, *start, "--bad-rows", "quarantine")
     assert "2 rows could not be read and have no prediction" in result.stderr
     found = pd.read_parquet(out)
     assert found["row_id"].tolist() == [row for row in range(300) if row not in (4, 8)]
@@ -155,7 +130,7 @@ def test_bad_rows_by_policy(trained: Path, tmp_path: Path, broken: Path) -> None
 def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
     rows(2, 20).assign(city="Nome").to_csv(tmp_path / "far.csv", index=False)
     out = ["--out", str(tmp_path / "s.parquet")]
-    result = run(trained, "predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "far.csv"), *out)
+    result = call(trained, "predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "far.csv"), *out)
     assert "of the categorical values are unseen in training: city 100.0%" in result.stderr
 
 
@@ -178,21 +153,21 @@ def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_message(trained: Path, arguments: list[str], message: str) -> None:
-    result = run(trained, "predict", "--checkpoint", "runs/r", *arguments, expect=2)
+    result = call(trained, "predict", "--checkpoint", "runs/r", *arguments, expect=2)
     assert message in result.stderr
     assert not (trained / "s.parquet").exists()
 
 
 def test_a_folder_without_a_run_is_refused(trained: Path, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "s.parquet")]
-    result = run(trained, "predict", "--checkpoint", "runs", "--input", "unlabelled.csv", *out, expect=2)
+    result = call(trained, "predict", "--checkpoint", "runs", "--input", "unlabelled.csv", *out, expect=2)
     assert "neither a run folder nor a checkpoint" in result.stderr
 
 
 def test_no_rows_make_an_empty_file(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "none.csv").write_text("user,age,city,device,tags\n")
     out = ["--keep", "user", "--out", str(tmp_path / "s.parquet")]
-    run(trained, "predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "none.csv"), *out)
+    call(trained, "predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "none.csv"), *out)
     assert pq.read_table(tmp_path / "s.parquet").column_names == ["row_id", "user", "prediction", "logit"]
 
 
@@ -218,9 +193,9 @@ def test_a_run_on_frames_predicts_files_once_it_knows_their_kind(trained: Path, 
     config.write_text(text.replace("run: {name: r}", ""))
     folder = train_frames(str(config), rows(1, 400), rows(2, 300), [f"run.dir={tmp_path}", "run.name=f"])
     start = ["predict", "--checkpoint", str(folder), "--input", "unlabelled.csv", "--out", str(tmp_path / "s.parquet")]
-    refused = run(trained, *start, expect=2)
+    refused = call(trained, *start, expect=2)
     assert "--kind: the run trained on kind pandas, which reads no files" in refused.stderr
-    run(trained, *start, "--kind", "csv")
+    call(trained, *start, "--kind", "csv")
     found, expected = pd.read_parquet(tmp_path / "s.parquet"), pd.read_parquet(folder / "scores.parquet")
     assert found["logit"].to_numpy() == pytest.approx(expected["logit"].to_numpy(), abs=1e-6)
 
@@ -237,13 +212,13 @@ def test_a_real_log_without_labels(checkout: Path, real_data: Path, tmp_path: Pa
     folder = real_data / "criteo_first8k"
     small = ["embedding.backend=torch", "train.threads=1", "train.steps=5", "eval.scores=true", "run.name=r"]
     files = [f"data.train={folder / 'train.csv'}", f"data.eval={folder / 'dev.csv'}"]
-    run(tmp_path, "train", "--config", "ctr_criteo.yaml", *files, *small)
+    call(tmp_path, "train", "--config", "ctr_criteo.yaml", *files, *small)
     lines = (folder / "dev.csv").read_text().splitlines()
     (tmp_path / "test.tsv").write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
     start = ["predict", "--checkpoint", "runs/r", "--input", "test.tsv", "--out", "s.parquet"]
-    refused = run(tmp_path, *start, expect=2)
+    refused = call(tmp_path, *start, expect=2)
     assert "if these rows have no label, set data.params.has_label: false" in refused.stderr
-    run(tmp_path, *start, "--param", "has_label=false", "--keep", "C1")
+    call(tmp_path, *start, "--param", "has_label=false", "--keep", "C1")
     found, expected = (
         pd.read_parquet(tmp_path / "s.parquet"),
         pd.read_parquet(tmp_path / "runs" / "r" / "scores.parquet"),
