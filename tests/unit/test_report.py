@@ -14,7 +14,7 @@ from report_cases import GLOBAL_BATCH, Planted, make_run, make_sweep
 
 from erase_rec.errors import UserError
 from eval.report.analysis import ArmResult, Report, analyse
-from eval.report.figures import band, pictures
+from eval.report.figures import band, pictures, timeline
 from eval.report.page import html, markdown, plain
 from eval.report.records import collect
 from eval.report.sentences import sentences
@@ -262,3 +262,21 @@ def test_mistakes_are_named(tmp_path: Path, mistake: str, message: str) -> None:
             (run / "summary.json").unlink()
     with pytest.raises(UserError, match=message):
         report_of(run, baseline=baseline)
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "cannot read"), (b"GIF89a", "is no PNG file")])
+def test_a_timeline_that_cannot_be_shown_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "step.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        timeline("erase", path)
+
+
+def test_two_sweeps_do_not_mix_arms_of_one_name(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"config": {"train": {"local_batch_size": 64}}}
+    one = make_sweep(tmp_path / "one", {"exact": BASE})
+    two = make_sweep(tmp_path / "two", {"exact": seeds((500.0, 505.0, 495.0), **small)})
+    report = report_of(tmp_path)
+    assert [arm.name for arm in report.arms] == ["exact", "exact (train.local_batch_size=64)"]
+    assert report_of(one, two, one).arms[0].runs == 3
