@@ -15,6 +15,7 @@ from erase_rec.cli import (
     bench,
     compare,
     dashboard,
+    doctor,
     evaluate,
     fetch,
     init,
@@ -38,6 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("init")(init.command)
+app.command("doctor")(doctor.command)
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("predict")(predict.command)
