@@ -172,6 +172,7 @@ def build_parts(
     *,
     embeddings: Embeddings | None = None,
     tuning: Tuning | None = None,
+    tune_on: Sequence[Batch] = (),
 ) -> Parts:
     """Everything that the trainer needs, with initial weights.
 
@@ -183,6 +184,7 @@ def build_parts(
         world: the ranks.
         embeddings: tables of another model of this configuration and world, to be shared; None: new ones.
         tuning: what ``schedule.autotune`` chose before; None: it is measured where it is asked for.
+        tune_on: full batches on the device to measure on; none: the first of the training rows.
     """
     torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
     if embeddings is None:
@@ -219,7 +221,8 @@ def build_parts(
         return ScheduledStep(gradients, optimizer, guard, max_norm, metrics=metrics, graphs=graphs), streams
 
     if tuning is None and config.schedule.autotune and machine.device.type == "cuda":
-        tuning = _tune(plan, datasets, machine, world, model, optimizer, make_step)
+        batches = tune_on or _full_batches(datasets, machine, world)
+        tuning = _tune(plan, batches, datasets, machine, world, model, optimizer, make_step)
     if tuning is not None:
         plan = tuning.choice.of(plan)
     step, streams = make_step(plan, guard, metrics)
@@ -244,8 +247,17 @@ def build_parts(
     )
 
 
+def _full_batches(datasets: Datasets, machine: Machine, world: World) -> list[Batch]:
+    """Some full batches of the training rows, on the device."""
+    first = datasets.train.batches(0)
+    found = [batch.to(machine.device) for batch in itertools.islice(first, TUNED_BATCHES)]
+    first.close()  # type: ignore[attr-defined]  # stops the loader's threads
+    return [batch for batch in found if batch.size * world.size == datasets.train.global_batch_size]
+
+
 def _tune(
     plan: Plan,
+    batches: Sequence[Batch],
     datasets: Datasets,
     machine: Machine,
     world: World,
@@ -253,12 +265,8 @@ def _tune(
     optimizer: DenseOptimizer,
     make_step: Callable[[Plan, FiniteGuard, ProgressiveEvaluation], tuple[ScheduledStep, MeasuredStreams]],
 ) -> Tuning | None:
-    """Measures placements on the first full batches; None where there is none."""
-    first = datasets.train.batches(0)
-    full = [batch.to(machine.device) for batch in itertools.islice(first, TUNED_BATCHES)]
-    full = [batch for batch in full if batch.size * world.size == datasets.train.global_batch_size]
-    first.close()  # type: ignore[attr-defined]  # stops the loader's threads
-    if not full:
+    """Measures placements on ``batches``; None where there are none."""
+    if not batches:
         return None
 
     def trial(plan: Plan) -> tuple[ScheduledStep, MeasuredStreams]:
@@ -266,4 +274,4 @@ def _tune(
         return make_step(plan, FiniteGuard(datasets.train.locate), throwaway)
 
     with nothing_learnt(model, optimizer, machine.device):
-        return autotune(plan, full, trial, world)
+        return autotune(plan, batches, trial, world)

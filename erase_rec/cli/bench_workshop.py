@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from erase_rec.bench.floor import COUNTED_ROWS, Ceilings, Counted, NoTables, cou
 from erase_rec.bench.result import Row
 from erase_rec.bench.session import BuiltArm, Settings, measure
 from erase_rec.bench.torchrec_user import TorchRecTable, build_torchrec_step
-from erase_rec.cli.assembly import Machine, build_parts, join_ranks
+from erase_rec.cli.assembly import TUNED_BATCHES, Machine, build_parts, join_ranks
 from erase_rec.cli.bench import speed_interval
 from erase_rec.config.load import find_config
 from erase_rec.config.schema import Config
@@ -81,7 +82,10 @@ class ContentWorkshop:
             return self._torchrec(config)
         key = _tables_key(config)
         held = self._tables.get(key)
-        parts = build_parts(config, self.datasets, RunFolder(Path()), self.machine, self.world, embeddings=held)
+        first = list(itertools.islice(self.batches(planned.batch), TUNED_BATCHES)) if config.schedule.autotune else []
+        parts = build_parts(
+            config, self.datasets, RunFolder(Path()), self.machine, self.world, embeddings=held, tune_on=first
+        )
         tables = self._tables.setdefault(key, parts.model.embeddings)
         return BuiltArm(parts.step, parts, _table_bytes(tables), tables_shared=held is not None)
 
