@@ -13,7 +13,7 @@ from erase_rec.config.document import KeyPath, Node
 from erase_rec.config.load import find_config
 from erase_rec.config.merge import read_with_bases
 from erase_rec.config.schema import ComponentParams, NonNegativeInt, PositiveInt
-from erase_rec.config.types import Params, Text
+from erase_rec.config.types import Boolean, Number, Params, Text
 from erase_rec.config.validate import validate_params
 from erase_rec.errors import ConfigError
 
@@ -26,8 +26,46 @@ _OURS = {
 }
 
 
+class Space(Params):
+    """Values that a search may take for one key: a range or choices."""
+
+    low: Number | None = None
+    high: Number | None = None
+    log: Boolean = False
+    """Draw the logarithm of the value evenly."""
+    whole: Boolean = False
+    """Whole numbers only."""
+    choices: tuple[Any, ...] = ()
+
+    def problem(self) -> str | None:
+        """What is wrong with it."""
+        if self.choices:
+            bounds = self.low is not None or self.high is not None or self.log or self.whole
+            return "choices leave no room for low, high, log and whole; keep one" if bounds else None
+        if self.low is None or self.high is None:
+            return "expected low and high, or choices"
+        if not self.low < self.high:
+            return f"low ({self.low:g}) is not below high ({self.high:g})"
+        return "log needs a low above 0" if self.log and self.low <= 0 else None
+
+
+class SearchConfig(Params):
+    """Trials that look for the best value of a metric, each drawn from what earlier ones came to (Optuna)."""
+
+    space: Annotated[dict[str, Space], Field(min_length=1)]
+    """Key -> values."""
+    trials: PositiveInt
+    sampler: Literal["tpe", "random"] = "tpe"
+    metric: Literal["eval.ne", "eval.logloss", "eval.auc", "eval.calibration"] = "eval.ne"
+    """Mean over the seeds of a trial. Lower is better; of ``eval.auc`` higher, of ``eval.calibration`` nearer to 1."""
+    at_once: PositiveInt = 1
+    """Trials that are drawn together. More let ``--jobs`` run them side by side, and teach the sampler later."""
+    seed: NonNegativeInt = 1
+    """Of the sampler: the same trials are drawn again when a sweep goes on."""
+
+
 class SweepFile(Params):
-    """A sweep as it is written. Points are arms x (grid or list) x seeds."""
+    """A sweep as it is written. Points are arms x (grid or list) x seeds, or the trials of a search x seeds."""
 
     base: Text
     """Configuration of all points: a path from the sweep's folder, or what ``--config`` of ``train`` takes."""
@@ -39,6 +77,7 @@ class SweepFile(Params):
     """Key -> values; every combination is a point."""
     list: tuple[Overrides, ...] = ()
     """Overrides of a point each, where not every combination is wanted."""
+    search: SearchConfig | None = None
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1,)
     ranks: PositiveInt = 1
     """Processes of a run; several are started by torchrun."""
@@ -105,6 +144,13 @@ def _contradictions(file: SweepFile) -> Iterator[tuple[KeyPath, str]]:
     """What no single key shows: where, and what is wrong."""
     if file.grid and file.list:
         yield ("list",), "grid is given too, and the points would be either; keep one"
+    if file.search is not None:
+        for key in ("arms", "grid", "list"):
+            if getattr(file, key):
+                yield (key,), "search is given too, which draws its points itself; keep one"
+        for key, space in file.search.space.items():
+            if (problem := space.problem()) is not None:
+                yield ("search", "space", key), problem
     for position, seed in enumerate(file.seeds):
         if seed in file.seeds[:position]:
             yield ("seeds", position), f"{seed} is there twice; name an arm twice to repeat a run"
@@ -120,5 +166,7 @@ def _override_keys(file: SweepFile) -> Iterator[KeyPath]:
     for arm, overrides in file.arms.items():
         yield from (("arms", arm, key) for key in overrides)
     yield from (("grid", key) for key in file.grid)
+    if file.search is not None:
+        yield from (("search", "space", key) for key in file.search.space)
     for position, overrides in enumerate(file.list):
         yield from (("list", position, key) for key in overrides)

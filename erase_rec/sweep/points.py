@@ -74,19 +74,28 @@ def plan_points(sweep: ReadSweep, overrides: Sequence[str], *, catalog: Catalog)
         ConfigError: the problems of all points.
     """
     arms = expand_arms(sweep, overrides)
-    loaded = _load(sweep, arms, catalog)
-    file, copies = sweep.file, Counter[str]()
-    points: dict[tuple[str, int], Point] = {}
-    for arm, seed in product(arms, file.seeds):
+    points = {(point.arm, point.seed): point for point in points_of(arms, sweep, catalog=catalog)}
+    names, seeds = [arm.name for arm in arms], sweep.file.seeds
+    order = interleaved(names, seeds) if sweep.file.order == "interleaved" else product(names, seeds)
+    return [points[pair] for pair in order]
+
+
+def points_of(arms: Sequence[Arm], sweep: ReadSweep, *, catalog: Catalog) -> Iterator[Point]:
+    """Points of ``arms``, each arm's seeds in a row.
+
+    Raises:
+        UserError: the base is missing.
+        ConfigError: the problems of all points.
+    """
+    loaded = load_arms(arms, sweep, catalog=catalog)
+    copies = Counter[str]()
+    for arm, seed in product(arms, sweep.file.seeds):
         # The seed was checked with the sweep's file: one reading of the configuration stands for all seeds.
-        content = point_id(config_hash(loaded[arm.name].config.model_copy(update={"seed": seed})), seed, file.ranks)
+        hashed = config_hash(loaded[arm.name].config.model_copy(update={"seed": seed}))
+        content = point_id(hashed, seed, sweep.file.ranks)
         copies[content] += 1
         name = content if copies[content] == 1 else f"{content}-{copies[content]}"
-        texts = (*(override.text for override in arm.overrides), f"seed={seed}")
-        points[arm.name, seed] = Point(name, arm.name, seed, texts)
-    names = [arm.name for arm in arms]
-    order = interleaved(names, file.seeds) if file.order == "interleaved" else product(names, file.seeds)
-    return [points[pair] for pair in order]
+        yield Point(name, arm.name, seed, (*(override.text for override in arm.overrides), f"seed={seed}"))
 
 
 def expand_arms(sweep: ReadSweep, overrides: Sequence[str] = ()) -> list[Arm]:
@@ -96,8 +105,7 @@ def expand_arms(sweep: ReadSweep, overrides: Sequence[str] = ()) -> list[Arm]:
         ConfigError: two arms have the same name, or an override is none.
     """
     file = sweep.file
-    shared = _read(file.overrides, sweep, "overrides")
-    last = _of_command_line(overrides)
+    shared, last = shared_layers(sweep, overrides)
     variants = list(_variants(sweep))
     arms = []
     for name, own in (file.arms or {sweep.base.stem: {}}).items():
@@ -109,6 +117,15 @@ def expand_arms(sweep: ReadSweep, overrides: Sequence[str] = ()) -> list[Arm]:
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError([f"{sweep.place()}: two points are the same: {name}; keep one" for name in twice])
     return arms
+
+
+def shared_layers(sweep: ReadSweep, overrides: Sequence[str]) -> tuple[list[Override], list[Override]]:
+    """What goes below the overrides of every arm, and what goes above them.
+
+    Raises:
+        ConfigError: one of the command line's is none, or is the sweep's to set.
+    """
+    return _read(sweep.file.overrides, sweep, "overrides"), _of_command_line(overrides)
 
 
 def layered(*layers: Iterable[Override]) -> list[Override]:
@@ -147,14 +164,14 @@ def _flow(value: Any) -> str:
 
 
 def _read(overrides: Mapping[str, Any], sweep: ReadSweep, *path: str | int) -> list[Override]:
-    return [each for key, value in overrides.items() for each in _leaves(key, value, sweep.place(*path, key))]
+    return [each for key, value in overrides.items() for each in leaves(key, value, sweep.place(*path, key))]
 
 
-def _leaves(key: str, value: Any, place: str) -> Iterator[Override]:
+def leaves(key: str, value: Any, place: str) -> Iterator[Override]:
     """An override a key of a section, which means the same and lets a later layer replace one of them."""
     if isinstance(value, Mapping) and value:
         for below, item in value.items():
-            yield from _leaves(f"{key}.{below}", item, place)
+            yield from leaves(f"{key}.{below}", item, place)
     else:
         yield Override(key, value_text(value), place)
 
@@ -181,14 +198,15 @@ def _variants(sweep: ReadSweep) -> Iterator[tuple[str, list[Override]]]:
     file = sweep.file
     if file.list:
         for position, own in enumerate(file.list):
-            yield _label(own), _read(own, sweep, "list", position)
+            yield label_of(own), _read(own, sweep, "list", position)
         return
     for values in product(*file.grid.values()):
         own = dict(zip(file.grid, values, strict=True))
-        yield _label(own), _read(own, sweep, "grid")
+        yield label_of(own), _read(own, sweep, "grid")
 
 
-def _label(own: Mapping[str, Any]) -> str:
+def label_of(own: Mapping[str, Any]) -> str:
+    """``key=value`` of each, keys as short as they are clear."""
     return " ".join(f"{_short(key, own)}={value_text(value)}" for key, value in own.items())
 
 
@@ -206,7 +224,7 @@ def _replaces(later: Override, earlier: Override) -> bool:
     return key in others and later.value != "null" and earlier.key in {f"{section}.{other}" for other in others}
 
 
-def _load(sweep: ReadSweep, arms: Sequence[Arm], catalog: Catalog) -> dict[str, LoadedConfig]:
+def load_arms(arms: Sequence[Arm], sweep: ReadSweep, *, catalog: Catalog) -> dict[str, LoadedConfig]:
     """The configuration of each arm, with the first seed.
 
     Raises:

@@ -8,11 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from erase_rec.sweep.lock import locked
 from erase_rec.sweep.process import Launch, Running, interrupt_all
 from erase_rec.sweep.record import PointRecord, SweepRecord, has_finished
 
@@ -52,42 +50,33 @@ def noted_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def run_sweep(record: SweepRecord, folder: Path, *, config: Path, ranks: int, jobs: int, view: View) -> int | None:
-    """Runs what is not finished of ``record``; ``sweep.json`` in ``folder`` says at all times how far it is.
+def run_sweep(record: SweepRecord, launch: Launch, *, jobs: int, view: View, stop: Stop) -> None:
+    """Runs what is not finished of ``record``; ``sweep.json`` says at all times how far it is.
 
     Failed points of an earlier call are tried again, after those that never ran.
 
     Args:
         record: as :meth:`SweepRecord.of` gives it; brought up to date in place.
-        folder: exists.
-        config: the base configuration.
-        ranks: processes of a run.
+        launch: its folder exists and is locked.
         jobs: runs at a time.
         view: is told of every change.
-
-    Returns:
-        The signal that stopped it; None where every point has ended.
-
-    Raises:
-        UserError: another sweep is at work in ``folder``.
+        stop: ends the runs when it has a signal; their points are pending again.
     """
-    with locked(folder) as lock, noted_signals() as stop:
-        sweep = _Sweep(record, folder, Launch(folder, config, ranks, lock), view)
-        sweep.save()
-        try:
-            sweep.run(jobs, stop)
-        finally:
-            sweep.end_all(stop)
-    return stop.signals[0] if stop.signals else None
+    sweep = _Sweep(record, launch, view)
+    sweep.save()
+    try:
+        sweep.run(jobs, stop)
+    finally:
+        sweep.end_all(stop)
 
 
 class _Sweep:
-    def __init__(self, record: SweepRecord, folder: Path, launch: Launch, view: View) -> None:
-        self._record, self._folder, self._launch, self._view = record, folder, launch, view
+    def __init__(self, record: SweepRecord, launch: Launch, view: View) -> None:
+        self._record, self._launch, self._view = record, launch, view
         self._running: list[Running] = []
 
     def save(self) -> None:
-        self._record.write(self._folder)
+        self._record.write(self._launch.folder)
         self._view.update(self._record)
 
     def run(self, jobs: int, stop: Stop) -> None:
@@ -112,8 +101,8 @@ class _Sweep:
 
     def _start(self, point: PointRecord) -> None:
         point.status, point.reason = "running", None
-        self._running.append(Running.start(point, self._launch))
         self.save()
+        self._running.append(Running.start(point, self._launch))
 
     def _collect(self, *, interrupted: bool = False) -> None:
         """Takes in the runs that have ended."""
@@ -121,7 +110,7 @@ class _Sweep:
             self._running.remove(each)
             point = each.point
             point.seconds = round((point.seconds or 0.0) + time.monotonic() - each.started_s, 3)
-            finished = has_finished(self._folder / point.folder)
+            finished = has_finished(self._launch.folder / point.folder)
             if finished and each.process.returncode == 0:
                 point.status = "finished"
             elif interrupted:

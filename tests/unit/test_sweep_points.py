@@ -170,6 +170,16 @@ def test_a_problem_of_the_base_is_said_once(folder: Path) -> None:
         ("base: base.yaml\ngrid: {a: [1]}\nlist: [{b: 1}]\n", "sweep.yaml:3: list: grid is given too"),
         ("base: base.yaml\narms:\n  a: {seed: 3}\n", "sweep.yaml:3: arms.a.seed: cannot be set here: give seeds"),
         ("base: base.yaml\ngrid:\n  run.dir: [a]\n", "sweep.yaml:3: grid.run.dir: cannot be set here"),
+        (
+            "base: base.yaml\narms: {a: {}}\nsearch: {trials: 1, space: {a: {choices: [1]}}}\n",
+            "arms: search is given too",
+        ),
+        ("base: base.yaml\nsearch: {trials: 1, space: {}}\n", "sweep.yaml:2: search.space: "),
+        ("base: base.yaml\nsearch: {trials: 1, space: {a: {low: 1}}}\n", "search.space.a: expected low and high, or"),
+        ("base: base.yaml\nsearch: {trials: 1, space: {a: {low: 2, high: 1}}}\n", "low (2) is not below high (1)"),
+        ("base: base.yaml\nsearch: {trials: 1, space: {a: {low: 0, high: 1, log: true}}}\n", "log needs a low above 0"),
+        ("base: base.yaml\nsearch: {trials: 1, space: {a: {choices: [1], low: 1}}}\n", "choices leave no room for"),
+        ("base: base.yaml\nsearch: {trials: 1, space: {seed: {choices: [1]}}}\n", "search.space.seed: cannot be set"),
         ("base: base.yaml\ngrid: {train.steps: [5, 5]}\n", "two points are the same: steps=5"),
     ],
 )

@@ -30,11 +30,11 @@ ENDS_S = 60.0
 STUB = """
 import json, os, pathlib, sys, time
 run, seed, mode = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-with (run.parent / "calls").open("a") as file:
-    file.write(f"{seed} {mode} {os.getpid()}\\n")
 plan = json.loads((run.parent / "plan.json").read_text()).get(seed, "finish")
 run.mkdir(exist_ok=True)
 (run / "config.yaml").write_text("")
+with (run.parent / "calls").open("a") as file:
+    file.write(f"{seed} {mode} {os.getpid()}\\n")
 if plan == "fail":
     print("a line before")
     sys.exit("error: planned\\nand a line behind")
@@ -56,6 +56,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from erase_rec.sweep import process, run
+from erase_rec.sweep.lock import locked
 from erase_rec.sweep.points import Point
 from erase_rec.sweep.record import SweepRecord
 
@@ -72,9 +73,11 @@ process.train_command = command
 run.GRACE_S = float(sys.argv[2])
 points = [Point(f"p{seed}", "arm", seed, (f"seed={seed}",)) for seed in (1, 2, 3)]
 record = SweepRecord.of(points, Path(), name="s", config="c.yaml", command="x")
-stopped = run.run_sweep(record, Path(), config=Path("c.yaml"), ranks=1, jobs=int(sys.argv[1]), view=Quiet())
+with locked(Path()) as lock, run.noted_signals() as stop:
+    launch = process.Launch(Path(), Path("c.yaml"), 1, lock)
+    run.run_sweep(record, launch, jobs=int(sys.argv[1]), view=Quiet(), stop=stop)
 assert "torch" not in sys.modules  # a sweep may wait for days beside its runs
-sys.exit(0 if stopped is None else 128 + stopped)
+sys.exit(128 + stop.signals[0] if stop.signals else 0)
 """
 
 
