@@ -198,14 +198,14 @@ class _Values:
         return tuple(self.texts[i] for i in np.argsort(-self.counts, kind="stable")[:_SHOWN])
 
     def numbers(self) -> npt.NDArray[np.float64] | None:
-        """The values as numbers; None: they are not all finite numbers, or some are codes such as 007."""
+        """The values as numbers, infinite ones too; None: not all are numbers, or some are codes such as 007."""
         if any(_CODE.fullmatch(text.lstrip("-")) for text in self.texts):
             return None
         try:
             numbers = np.array([float(text) for text in self.texts], dtype=np.float64)
         except ValueError:
             return None
-        return numbers if np.isfinite(numbers).all() else None
+        return None if np.isnan(numbers).any() else numbers
 
     def says(self, label: npt.NDArray[np.uint8]) -> bool:
         """Whether each value goes with one label only: a column of what is to be predicted, under another name."""
@@ -224,11 +224,11 @@ def _number_facts(known: dict[str, Any], values: _Values, numbers: npt.NDArray[n
     return ColumnFacts(
         **known,
         form="number",
-        whole=bool((numbers == np.floor(numbers)).all()),
+        whole=bool((np.isfinite(numbers) & (numbers == np.floor(numbers))).all()),
         low=float(numbers.min()),
         high=float(numbers.max()),
         typical=float(np.abs(numbers[order[middle]])),
-        in_order=bool((np.diff(cells) > 0).all()),
+        in_order=bool((cells[1:] > cells[:-1]).all()),
     )
 
 

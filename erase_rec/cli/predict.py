@@ -39,7 +39,7 @@ def command(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run folder (then its best checkpoint).")],
     input: Annotated[list[str], typer.Option("--input", help="A file, glob or URL; more of them may follow.")],
     out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
-    more: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...", help="More input files.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="FILES", help="More input files.")] = None,
     keep: Annotated[
         list[str] | None, typer.Option(help="A column to carry through, such as an id; repeatable.")
     ] = None,

@@ -120,6 +120,8 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
     frame["vector"] = [[0.5, 1.5]] * 400
     frame["seen"] = pd.to_datetime(frame["shown"])
     frame["new"] = frame["hour"] > 5
+    frame["ratio"] = np.where(frame["hour"] == 3, np.inf, frame["weight"])
+    frame["maker"] = np.where(frame["hour"] < 2, np.nan, frame["hour"].astype(float))
     frame["size"] = frame.pop("größe").astype("category")
     frame.to_parquet(tmp_path / "log.parquet")
     call(tmp_path, "init", "log.parquet", "--label", "clicked", "--out", "c.yaml")
@@ -131,6 +133,9 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
     assert "separator" not in found["tags"]
     assert "which no feature reads" in comment(tmp_path / "c.yaml", "#   vector:")
     assert "seen" not in found
+    assert (found["ratio"]["kind"], found["ratio"]["transform"]) == ("dense", "log")
+    assert found["maker"]["kind"] == "sparse"
+    assert "missing" in comment(tmp_path / "c.yaml", "- {name: maker")
     trains(tmp_path, "c.yaml")
 
 

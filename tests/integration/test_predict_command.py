@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from in_process import call
 
+from data.sources.source import Chunk
 from erase_rec.cli.predict import _write
-from erase_rec.cli.predictor import Predictor
+from erase_rec.cli.predictor import Predictor, Scoring
 from erase_rec.cli.train import train_frames
 from erase_rec.errors import UserError
 
@@ -127,6 +129,64 @@ def test_bad_rows_by_policy(trained: Path, tmp_path: Path, broken: Path) -> None
     assert sorted(json.loads(line)["number"] for line in aside) == [6, 10]
 
 
+def test_row_ids_count_bad_rows_of_every_file(trained: Path, tmp_path: Path, broken: Path) -> None:
+    lines = broken.read_text().splitlines()
+    broken.write_text("\n".join([lines[0], "first", *lines[2:-1], "last"]) + "\n")
+    out = tmp_path / "s.parquet"
+    files = ["--input", str(broken), "unlabelled.csv", str(broken.with_name("other.csv"))]
+    broken.with_name("other.csv").write_text("\n".join([lines[0], "no row", "none"]) + "\n")
+    call(
+        trained, "predict", "--checkpoint", "runs/r", *files, "--out", str(out), "--bad-rows", "skip", "--keep", "user"
+    )
+    found = pd.read_parquet(out)
+    assert found["row_id"].tolist() == [row for row in range(600) if row not in (0, 4, 8, 299)]
+    users = [f"u{number:07d}" for number in range(300)]
+    assert found["user"].tolist() == [users[row % 300] for row in found["row_id"]]
+
+
+def test_too_many_bad_rows_end_it(trained: Path, tmp_path: Path) -> None:
+    lines = (trained / "unlabelled.csv").read_text().splitlines()
+    (tmp_path / "much.csv").write_text("\n".join([lines[0], *lines[1:200], *(["broken"] * 101)]) + "\n")
+    start = ["predict", "--checkpoint", "runs/r", "--input", str(tmp_path / "much.csv"), "--bad-rows", "skip"]
+    out = ["--out", str(tmp_path / "s.parquet")]
+    assert "101 of the first 300 rows are bad" in call(trained, *start, *out, expect=2).stderr
+    assert not list(tmp_path.glob("*.parquet"))
+    call(trained, *start, *out, "--max-bad-share", "0.5")
+    assert len(pd.read_parquet(tmp_path / "s.parquet")) == 199
+
+
+def test_a_run_on_a_prepared_folder(trained: Path, tmp_path: Path) -> None:
+    config = ["--config", str(trained / "small.yaml")]
+    call(trained, "prepare", *config, "--out", str(tmp_path / "prepared"), "--workers", "1")
+    call(trained, "train", *config, f"data.prepared={tmp_path / 'prepared'}", "run.name=p")
+    out = ["--out", str(tmp_path / "s.parquet")]
+    call(trained, "predict", "--checkpoint", "runs/p", "--input", "unlabelled.csv", *out)
+    found = pd.read_parquet(tmp_path / "s.parquet")["logit"].to_numpy()
+    expected = pd.read_parquet(trained / "runs" / "p" / "scores.parquet")["logit"].to_numpy()
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_memory_holds_one_chunk_at_a_time(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table is handed out before the next chunk is read: 300 rows in row groups of 70."""
+    from data.registry import open_source
+    from data.sources import parquet
+
+    monkeypatch.setattr(parquet, "MAX_CHUNK_ROWS", 70)
+    source = open_source("parquet", [str(trained / "unlabelled.parquet")], {}, split="eval")
+    given: list[int] = []
+    chunks = source.chunks
+
+    def counted() -> Iterator[Chunk]:
+        for chunk in chunks():
+            given.append(len(given))
+            yield chunk
+
+    monkeypatch.setattr(source, "chunks", counted)
+    scoring = Scoring(Predictor.load(trained / "runs" / "r", device="cpu"), source)
+    handed_out = [(table.num_rows, len(given)) for table in scoring.tables()]
+    assert handed_out == [(70, 1), (70, 2), (70, 3), (70, 4), (20, 5)]
+
+
 def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
     rows(2, 20).assign(city="Nome").to_csv(tmp_path / "far.csv", index=False)
     out = ["--out", str(tmp_path / "s.parquet")]
@@ -208,7 +268,7 @@ def test_the_writer_keeps_no_half_file(tmp_path: Path) -> None:
 
 
 def test_a_real_log_without_labels(checkout: Path, real_data: Path, tmp_path: Path) -> None:
-    """Criteo's own layout loses its first field where there is no label; streamed, and from a prepared folder's run."""
+    """Criteo's own layout loses its first field where there is no label."""
     folder = real_data / "criteo_first8k"
     small = ["embedding.backend=torch", "train.threads=1", "train.steps=5", "eval.scores=true", "run.name=r"]
     files = [f"data.train={folder / 'train.csv'}", f"data.eval={folder / 'dev.csv'}"]
