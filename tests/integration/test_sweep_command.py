@@ -149,6 +149,22 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(600)
+def test_a_search_goes_on_and_names_the_best_trial(folder: Path) -> None:
+    pytest.importorskip("optuna", reason="the extra `search` is not installed")
+    text = "base: base.yaml\nsearch: {trials: 1, space: {optimizer.dense.lr: {low: 1e-4, high: 1e-2, log: true}}}\n"
+    (folder / "sweep.yaml").write_text(text)
+    call(folder, "--config", "sweep.yaml")
+    (first,) = read(folder / "runs" / "sweep" / "sweep.json")["points"]
+    (folder / "sweep.yaml").write_text(text.replace("trials: 1", "trials: 2"))
+    said = call(folder, "--config", "sweep.yaml").stdout
+    points = read(folder / "runs" / "sweep" / "sweep.json")["points"]
+    assert points[0] == first
+    assert [point["status"] for point in points] == ["finished", "finished"]
+    costs = [read(folder / "runs" / "sweep" / point["folder"] / "summary.json")["eval"]["ne"] for point in points]
+    assert f"best eval.ne: {points[costs.index(min(costs))]['arm']}\n" in said
+
+
 def test_a_dry_run_lists_the_points_and_makes_nothing(folder: Path) -> None:
     listed = call(folder, "--config", "sweep.yaml", "--dry-run").stdout
     assert listed.count("pending") == 4
