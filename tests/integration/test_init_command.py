@@ -139,6 +139,20 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
     trains(tmp_path, "c.yaml")
 
 
+def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from data.sources import parquet
+    from erase_rec.cli import init_facts
+
+    monkeypatch.setattr(parquet, "MAX_CHUNK_ROWS", 500)
+    monkeypatch.setattr(init_facts, "SAMPLE_ROWS", 1000)
+    log(3000).to_parquet(tmp_path / "log.parquet", row_group_size=500)
+    result = call(tmp_path, "init", "log.parquet", "--label", "clicked")
+    assert "3,000 rows (the first 1,000 were looked at)" in result.stdout
+    assert "the first 1,000 of about 3,000 rows." in (tmp_path / "config.yaml").read_text()
+    assert "about 2," in comment(tmp_path / "config.yaml", "- {name: user,"), "new users go on coming"
+    assert "epoch" in comment(tmp_path / "config.yaml", "local_batch_size: 256")
+
+
 @pytest.mark.parametrize(
     ("values", "options", "rule"),
     [
@@ -273,3 +287,16 @@ def test_a_label_of_minus_one_in_a_real_log(real_data: Path, tmp_path: Path) -> 
     call(tmp_path, "init", "frappe.csv", "--label", "label")
     assert written(tmp_path / "config.yaml")["data"]["label"]["positive"] == ["1"]
     trains(tmp_path)
+
+
+def test_from_a_file_to_predictions_of_another_without_labels(real_data: Path, tmp_path: Path) -> None:
+    """A newcomer's way: init, doctor, train, predict; ``test.csv`` has no column ``target``."""
+    folder = real_data / "porto_10k"
+    call(tmp_path, "init", str(folder / "train.csv"), "--label", "target")
+    assert "problem" not in call(tmp_path, "doctor", "--config", "config.yaml").stdout
+    trains(tmp_path)
+    files = ["--input", str(folder / "test.csv"), "--keep", "id", "--out", "scores.parquet"]
+    call(tmp_path, "predict", "--checkpoint", "runs/r", *files)
+    found = pd.read_parquet(tmp_path / "scores.parquet")
+    assert found["id"].tolist() == pd.read_csv(folder / "test.csv", dtype=str)["id"].tolist()
+    assert found["prediction"].between(0, 1, inclusive="neither").all()
