@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from erase_rec.config import load_config
 from erase_rec.config.schema import Config
 from erase_rec.sweep.file import read_sweep
 from erase_rec.sweep.points import plan_points
+from erase_rec.sweep.search import check_search
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
@@ -104,3 +106,15 @@ def test_saturation_varies_batch_and_width_alone_within_a_method() -> None:
         assert config.towers[3].params["hidden"] == widths[width]
         assert config.train.local_batch_size == int(arm.rpartition("=")[2])
         assert (config.schedule.cuda_graph, config.schedule.optimizer) == ("step", "per_tower")
+
+
+def test_the_examples_of_the_page_are_valid(tmp_path: Path) -> None:
+    grid, search = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/sweeps.md").read_text(), flags=re.DOTALL)
+    path = tmp_path / "sweep.yaml"
+    path.write_text(grid)
+    assert len(plan_points(read_sweep(path), [], catalog=ContentCatalog())) == 2 * 2 * 3
+    path.write_text(search)
+    sweep = read_sweep(path)
+    assert sweep.file.search is not None
+    pytest.importorskip("optuna", reason="the extra `search` is not installed")
+    check_search(sweep, [], catalog=ContentCatalog())
