@@ -181,7 +181,7 @@ towers:
   - {name: cross, kind: cross, loss: null}
   - {kind: mlp, params: {dropout: 1}, loss: {weight: x}}
 over_arch: {hidden: [a, b]}
-schedule: {preset: erase, cuda_graph: step}
+schedule: {preset: erase, cuda_graph: step, dispatch: non_blocking}
 train: {steps: 5, epochs: 1, lr: 3}
 """
     found = problems(text)
@@ -197,7 +197,7 @@ train: {steps: 5, epochs: 1, lr: 3}
         ("a.yaml:8", "towers.2.loss.weight", "expected a number"),
         ("a.yaml:9", "over_arch.hidden.0", "whole number"),
         ("a.yaml:9", "over_arch.hidden.1", "whole number"),
-        ("a.yaml:10", "schedule.cuda_graph", "not available in this version"),
+        ("a.yaml:10", "schedule.dispatch", "use dispatch: blocking"),
         ("a.yaml:11", "train.epochs", "given beside steps"),
         ("a.yaml:11", "train.lr", "unknown key"),
     ]
