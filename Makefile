@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 dashboard: setup
 	$(BIN)/erase-rec dashboard runs

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import in_process
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -20,10 +19,7 @@ NAMES = [
 
 
 def call(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "erase_rec", *arguments]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return in_process.call(folder, *arguments).stdout
 
 
 @pytest.mark.timeout(300)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import call
 
 CONFIG = """
 data:
@@ -27,13 +26,6 @@ embedding: {dim: 4, backend: torch}
 train: {steps: 12, local_batch_size: 50, threads: 1, device: cpu}
 run: {name: whole}
 """
-
-
-def call(folder: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "erase_rec", *arguments]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
 
 
 def learned(folder: Path, run: str) -> dict[str, Any]:

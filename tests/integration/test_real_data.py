@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import in_process
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from in_process import Ended
 from sklearn.metrics import log_loss, roc_auc_score
 
 from data.shuffle import held_out
@@ -24,18 +24,14 @@ from data.shuffle import held_out
 COMMON = ["run.name=r", "embedding.backend=torch", "train.threads=1", "eval.scores=true"]
 
 
-def call(checkout: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``train.py``, or ``erase-rec eval`` where that is the first argument, and expects exit code 0."""
-    program = ["-m", "erase_rec"] if arguments[0] == "eval" else [str(checkout / "train.py")]
-    command = [sys.executable, *program, *arguments]
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result
+def call(cwd: Path, *arguments: str) -> Ended:
+    """Runs ``erase-rec train``, or ``erase-rec eval`` where that is the first argument, and expects exit code 0."""
+    return in_process.call(cwd, *(() if arguments[0] == "eval" else ("train",)), *arguments)
 
 
 def train(checkout: Path, cwd: Path, config: str, *overrides: str) -> dict[str, Any]:
     """Trains and returns ``summary.json``, whose metrics were compared with scikit-learn's on the dumped scores."""
-    call(checkout, cwd, "--config", config, *COMMON, *overrides)
+    call(cwd, "--config", config, *COMMON, *overrides)
     summary: dict[str, Any] = json.loads((cwd / "runs" / "r" / "summary.json").read_text())
     assert summary["status"] == "completed"
     rows = scores(cwd)
@@ -106,7 +102,7 @@ def test_avazu(checkout: Path, real_data: Path, tmp_path: Path) -> None:
     assert summary["train"]["rows"] + summary["eval"]["rows"] == 8087
     assert_labels(tmp_path, pd.read_csv(path, usecols=["click"])["click"])
     other = f"data.eval={folder / 'deepctr_avazu_sample.txt'}"
-    result = call(checkout, tmp_path, "eval", "--json", "--checkpoint", "runs/r", other)
+    result = call(tmp_path, "eval", "--json", "--checkpoint", "runs/r", other)
     assert json.loads(result.stdout)["eval"]["rows"] == 100
     assert "of the held-out categorical values are unseen: device_ip" in result.stderr
 
