@@ -175,11 +175,6 @@ def test_mistakes_end_with_one_message_and_code_2(checkout: Path, tmp_path: Path
     assert "--config" in call(checkout, tmp_path, "train.py", expect=2).stderr
 
 
-def test_what_is_not_built_is_refused(checkout: Path, tmp_path: Path) -> None:
-    result = call(checkout, tmp_path, "train.py", "--config", "ctr_erase.yaml", "schedule.cuda_graph=step", expect=2)
-    assert "schedule.cuda_graph" in result.stderr
-
-
 def test_an_error_leaves_the_scalars_and_a_summary(checkout: Path, tmp_path: Path) -> None:
     """A learning rate that blows up: step, loss and rows are named, what was logged is kept."""
     result = call(
