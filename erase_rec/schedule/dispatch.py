@@ -46,8 +46,7 @@ class WorkerDispatch:
     """Workers that take operations first in, first out.
 
     A worker sets what is a thread's own in torch: device, grad mode and the autograd engine's use of threads.
-    Autocast starts switched off in a new thread, and operations switch it on for themselves; the stream is set by
-    each operation. With the engine's threads off, ``torch.autograd`` runs a backward on the thread that calls it;
+    The stream is set by each operation. With the engine's threads off, ``torch.autograd`` runs a backward on the thread that calls it;
     with them on, one thread a device runs the backwards of all callers, in an order that timing decides.
     """
 
