@@ -76,10 +76,12 @@ class Way:
 
 
 EARLY = "schedule.preset=erase"
-BLOCKING = (EARLY, "schedule.dispatch=blocking", "schedule.cuda_graph=none")
-NON_BLOCKING = (EARLY, "schedule.dispatch=non_blocking", "schedule.cuda_graph=none")
-BLOCKING_GRAPHS = (EARLY, "schedule.dispatch=blocking", "schedule.cuda_graph=tower")
-NON_BLOCKING_GRAPHS = (EARLY, "schedule.dispatch=non_blocking", "schedule.cuda_graph=tower")
+TOGETHER = "schedule.optimizer=end"
+LAUNCHED = (EARLY, "schedule.dispatch=blocking", "schedule.cuda_graph=none")
+BLOCKING = (*LAUNCHED, TOGETHER)
+NON_BLOCKING = (EARLY, "schedule.dispatch=non_blocking", "schedule.cuda_graph=none", TOGETHER)
+BLOCKING_GRAPHS = (EARLY, "schedule.dispatch=blocking", "schedule.cuda_graph=tower", TOGETHER)
+NON_BLOCKING_GRAPHS = (EARLY, "schedule.dispatch=non_blocking", "schedule.cuda_graph=tower", TOGETHER)
 WAYS = (
     Way("detached, aggregate, one stream", ("schedule.preset=detached",)),
     Way("detached, aggregate, one stream (again)", ("schedule.preset=detached",)),
@@ -94,7 +96,7 @@ WAYS = (
     Way("non-blocking, tower graphs", NON_BLOCKING_GRAPHS, engine_threads=False),
     Way(
         "blocking, bucket, per-tower optimizer",
-        (*BLOCKING, "distributed.reduction=bucket", "schedule.optimizer=per_tower"),
+        (*LAUNCHED, "distributed.reduction=bucket", "schedule.optimizer=per_tower"),
     ),
     Way("blocking, DDP FUP=True (row 2)", (*BLOCKING, *DDP_FUP)),
     Way("blocking, DDP FUP=True, built on the default stream", (*BLOCKING, *DDP_FUP), ddp_on_default_stream=True),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import typer
@@ -14,7 +15,7 @@ import typer
 from data.dataset import Datasets
 from data.registry import SourceCatalog
 from erase_rec.batch import Batch, Scores
-from erase_rec.checkpoint import CheckpointManager
+from erase_rec.checkpoint import CheckpointManager, load
 from erase_rec.compiled import Forward, compiled_forwards
 from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.schema import Config
@@ -26,7 +27,7 @@ from erase_rec.distributed.replicated_tables import ReplicatedTables
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
-from erase_rec.precision import batch_norm_parameters
+from erase_rec.precision import batch_norm_parameters, cast_parameters
 from erase_rec.protocols import Embeddings
 from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.autotune import Tuning, autotune, nothing_learnt
@@ -39,7 +40,7 @@ from erase_rec.schedule.reduction.reduction import Blocks
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.step_graphs import StepGraphs
 from erase_rec.schedule.streams import make_streams
-from erase_rec.trainer import Parts
+from erase_rec.trainer import Parts, served_tensors
 from eval.evaluator import PooledEvaluator
 from eval.progressive import ProgressiveEvaluation
 from models.ctr_model import CTRModel, build_local_losses, build_model
@@ -134,6 +135,16 @@ def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
         return model.score(batch.to(machine.device, non_blocking=True))
 
     return score
+
+
+def trained_model(config: Config, table_rows: Mapping[str, int], checkpoint: Path, machine: Machine) -> CTRModel:
+    """The model of a checkpoint, for scoring: in evaluation mode and in the precision of training."""
+    embeddings = build_embeddings(config, table_rows, machine.device, machine.dtype)
+    model = build_model(config, embeddings, machine.device)
+    load(checkpoint, served_tensors(model), subset=True)
+    cast_parameters(model, machine.dtype)
+    model.train(False)
+    return model
 
 
 def make_optimizer(config: Config, model: CTRModel, plan: Plan, blocks: Blocks, dtype: torch.dtype) -> DenseOptimizer:

@@ -31,16 +31,11 @@ def command(
     from rich.console import Console
 
     from data.dataset import bad_row_remarks, build_eval, load_features
-    from erase_rec.checkpoint import load
-    from erase_rec.cli.assembly import ContentCatalog, join_ranks, scorer
+    from erase_rec.cli.assembly import ContentCatalog, join_ranks, scorer, trained_model
     from erase_rec.config.load import load_config
-    from erase_rec.precision import cast_parameters
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import EvalSummary, TowerSummary, metrics_table, summarize_eval
-    from erase_rec.trainer import served_tensors
     from eval.evaluator import PooledEvaluator
-    from models.ctr_model import build_model
-    from models.embeddings.build import build_embeddings
 
     class Report(BaseModel):
         """The part of ``summary.json`` that an evaluation can fill."""
@@ -55,15 +50,12 @@ def command(
     with join_ranks(config) as (world, machine):
         features = load_features(folder.features)
         held_out = build_eval(config, features, rank=world.rank, world_size=world.size, pin=machine.pins)
-        embeddings = build_embeddings(config, features.table_rows, machine.device, machine.dtype)
-        model = build_model(config, embeddings, machine.device)
-        load(folder.checkpoint(checkpoint), served_tensors(model), subset=True)
-        cast_parameters(model, machine.dtype)
-        model.train(False)
+        model = trained_model(config, features.table_rows, folder.checkpoint(checkpoint), machine)
         with torch.no_grad():
             result = PooledEvaluator(model.tower_names(), world).evaluate(
                 scorer(model, machine), held_out.loader.batches(0), keep_scores=scores is not None
             )
+        model.embeddings.verify()
         is_first = world.is_first
     if not is_first:
         return

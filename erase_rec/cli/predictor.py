@@ -30,16 +30,12 @@ from data.loader import Loader
 from data.quarantine import count_reasons
 from data.sources.source import Block, Chunk, Source
 from data.store import MemoryStore, UnseenValues
-from erase_rec.checkpoint import load
-from erase_rec.cli.assembly import ContentCatalog, Machine, scorer
+from erase_rec.cli.assembly import ContentCatalog, Machine, scorer, trained_model
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config, LabelConfig
 from erase_rec.errors import UserError
-from erase_rec.precision import cast_parameters
 from erase_rec.run_folder import RunFolder
-from erase_rec.trainer import served_tensors
-from models.ctr_model import CTRModel, build_model
-from models.embeddings.build import build_embeddings
+from models.ctr_model import CTRModel
 
 WRITTEN = ("row_id", "prediction", "logit")
 """Columns of a result besides those that are carried through."""
@@ -77,11 +73,7 @@ class Predictor:
         config = load_config(str(folder.config), overrides, catalog=ContentCatalog()).config
         machine = Machine.prepare(config)
         features = load_features(folder.features)
-        embeddings = build_embeddings(config, features.table_rows, machine.device, machine.dtype)
-        model = build_model(config, embeddings, machine.device)
-        load(folder.checkpoint(path), served_tensors(model), subset=True)
-        cast_parameters(model, machine.dtype)
-        model.train(False)
+        model = trained_model(config, features.table_rows, folder.checkpoint(path), machine)
         return cls(config, features, model, machine)
 
     def predict(
@@ -185,6 +177,7 @@ class Scoring:
                 yield self._table(chunk.block, chunk.rows, start + chunk.positions())
             start += chunk.num_rows
             refuse_too_many(len(self.bad), start, self._max_bad_share)
+        self._predictor.model.embeddings.verify()
 
     def remarks(self) -> list[str]:
         """What a user should know of the rows, a line each."""

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-_TRITON_INSTALLED = find_spec("triton") is not None
+TRITON_INSTALLED = find_spec("triton") is not None
 
 
 def triton_applies(x: Tensor) -> bool:
     """Whether a kernel of this folder can work on ``x``: on CUDA, not empty, with Triton installed."""
-    return _TRITON_INSTALLED and x.is_cuda and x.numel() > 0
+    return TRITON_INSTALLED and x.is_cuda and x.numel() > 0

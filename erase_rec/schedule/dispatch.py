@@ -46,8 +46,8 @@ class WorkerDispatch:
     """Workers that take operations first in, first out.
 
     A worker sets what is a thread's own in torch: device, grad mode and the autograd engine's use of threads.
-    The stream is set by each operation. With the engine's threads off, ``torch.autograd`` runs a backward on the thread that calls it;
-    with them on, one thread a device runs the backwards of all callers, in an order that timing decides.
+    The stream is set by each operation. With the engine's threads off, ``torch.autograd`` runs a backward on the thread
+    that calls it; with them on, one thread a device runs the backwards of all callers, in an order that timing decides.
     """
 
     def __init__(self, workers: int, device: torch.device, *, engine_threads: bool = False) -> None:

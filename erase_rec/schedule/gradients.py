@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from erase_rec.batch import Batch
 from erase_rec.kernels.cross_entropy import cross_entropy
-from erase_rec.kernels.gradient_sum import sum_gradients
+from erase_rec.kernels.ordered_sum import ordered_sum
 from erase_rec.kernels.unit import unit_gradient
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
@@ -190,7 +190,7 @@ class GradientProgram:
         parts = [
             [micro.leaf_gradients[name] for name in order if name in micro.leaf_gradients] for micro in state.micros
         ]
-        present = [sum_gradients(found) for found in parts if found]
+        present = [ordered_sum(found) for found in parts if found]
         assert len(present) in {0, len(parts)}
         return whole(present) if present else None
 
@@ -273,7 +273,7 @@ class GradientProgram:
 
     def _logit_join(self, state: StepState, op: Op) -> None:
         micro = state.micros[op.micro]
-        total = sum_gradients([logit.detach() for logit in micro.logits.values()])
+        total = ordered_sum([logit.detach() for logit in micro.logits.values()])
         micro.logit_sum = self._graphs.hold(op.key, total)
 
     def _local_loss(self, state: StepState, op: Op) -> None:

@@ -161,8 +161,7 @@ class _Builder:
         if self._plan.reduction == "ddp":
             self._add("join", waits=self._early_keys(self._early))
         self._add("check", waits=losses)
-        logits = [key for m in range(self._plan.micro_batches) for key in self._keys("forward", self._plan.towers, m)]
-        self._add("metrics", waits=[*losses, *logits], stream=self._plan.beside())
+        self._add("metrics", waits=["check"], stream=self._plan.beside())
         if self._by_worker:
             for tower in self._early:
                 self._reduce(tower)

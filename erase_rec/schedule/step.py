@@ -70,10 +70,10 @@ class ScheduledStep:
         else:
             output = self._graphs.run(batch, measure, self._launch)
         if self.device().type == "cuda":
-            self._check(output, batch)
+            self._look_at(output, batch)
         return output
 
-    def _check(self, output: StepOutput, batch: Batch) -> None:
+    def _look_at(self, output: StepOutput, batch: Batch) -> None:
         self._guard.check(output.finite, (MAIN_LOSS, *output.local_losses), batch.row_ids)
 
     def _launch(self, batch: Batch, measure: bool) -> StepOutput:
@@ -81,13 +81,13 @@ class ScheduledStep:
         norms: dict[str, Tensor] = {}
 
         def check(state: StepState, op: Op) -> None:
-            state.finite = all_finite([state.loss(), *state.local_losses().values()])
+            state.output = _output(state, norms)
             if self.device().type != "cuda":
-                self._check(_output(state, norms), batch)
+                self._look_at(state.output, batch)
 
         def metrics(state: StepState, op: Op) -> None:
             if self._metrics is not None:
-                self._metrics.update(_output(state, norms), batch.label)
+                self._metrics.update(state.output, batch.label)
 
         def update(state: StepState, op: Op) -> None:
             blocks = self._gradients.updated_blocks(op)
@@ -110,7 +110,7 @@ class ScheduledStep:
             embeddings.backward_and_update(state.pooled, gradient, state.order)
 
         finish = {"check": check, "metrics": metrics, "update": update, "table_update": table_update}
-        return _output(self._gradients.run(batch, finish, measure=measure), norms)
+        return self._gradients.run(batch, finish, measure=measure).output
 
     def _take_gradients(self, block: str) -> dict[str, Tensor | None]:
         self._gradients.wait(block)
@@ -118,12 +118,14 @@ class ScheduledStep:
 
 
 def _output(state: StepState, norms: Mapping[str, Tensor]) -> StepOutput:
+    """What the step gives; ``norms`` is filled by later operations."""
+    loss, local_losses = state.loss().detach(), state.local_losses()
     return StepOutput(
         logit=state.logit().detach(),
         tower_logits={name: state.tower_logit(name).detach() for name in state.micros[0].logits},
-        loss=state.loss().detach(),
-        finite=state.finite,
-        local_losses={name: loss.detach() for name, loss in state.local_losses().items()},
+        loss=loss,
+        finite=all_finite([loss, *local_losses.values()]),
+        local_losses={name: each.detach() for name, each in local_losses.items()},
         grad_norms=norms,
     )
 

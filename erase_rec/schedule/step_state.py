@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from erase_rec.batch import Batch
+from erase_rec.batch import Batch, StepOutput
 
 
 @dataclass
@@ -46,7 +46,7 @@ class StepState:
     batch: Batch
     micros: list[MicroState]
     pooled: Tensor = field(init=False)
-    finite: Tensor = field(init=False)
+    output: StepOutput = field(init=False)
     order: Any = None
     tower_input: Tensor = field(init=False)
 

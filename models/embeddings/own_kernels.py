@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import accumulate
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import SparseOptimizerConfig
+from erase_rec.kernels import TRITON_INSTALLED
 from models.embeddings.layout import Table
 
 KINDS = ("rowwise_adagrad", "adagrad", "sgd")
@@ -32,7 +32,7 @@ _ROWS_SORTED_ALONE = 4096
 
 def own_kernels_apply(device: torch.device, optimizer: SparseOptimizerConfig) -> bool:
     """Whether tables on ``device`` can have these kernels: CUDA with Triton, and an optimizer of ``KINDS``."""
-    return device.type == "cuda" and optimizer.kind in KINDS and find_spec("triton") is not None
+    return device.type == "cuda" and optimizer.kind in KINDS and TRITON_INSTALLED
 
 
 @dataclass(frozen=True)

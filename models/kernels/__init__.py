@@ -6,14 +6,12 @@ imported where they are used only.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-_TRITON_INSTALLED = find_spec("triton") is not None
+from erase_rec.kernels import triton_applies
 
 
 def own_kernel_applies(x: Tensor) -> bool:
     """Whether a kernel of this folder can work on ``x``: on CUDA, in bf16, not empty, with Triton installed."""
-    return _TRITON_INSTALLED and x.is_cuda and x.dtype == torch.bfloat16 and x.numel() > 0
+    return x.dtype == torch.bfloat16 and triton_applies(x)

@@ -12,7 +12,7 @@ from erase_rec import dense_arithmetic
 from erase_rec.config.schema import DenseOptimizerConfig
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.kernels import triton_applies
-from erase_rec.kernels.gradient_sum import sum_gradients
+from erase_rec.kernels.ordered_sum import ordered_sum
 from eval.metrics import add_click_sums, click_sums
 
 pytestmark = pytest.mark.gpu
@@ -141,7 +141,7 @@ def test_gradients_are_summed_in_float32_and_rounded_once(count: int, dtype: tor
     generator = torch.Generator(device="cuda").manual_seed(count)
     parts = [torch.randn(37, 1001, generator=generator, device="cuda").to(dtype) for _ in range(count)]
     parts[0] = parts[0].t().contiguous().t()  # not every backward leaves rows in order
-    found = sum_gradients(parts)
+    found = ordered_sum(parts)
     expected = parts[0].float()
     for part in parts[1:]:
         expected = expected + part.float()

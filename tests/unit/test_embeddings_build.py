@@ -76,7 +76,7 @@ def test_what_fbgemm_cannot_do_falls_back_or_is_refused(changes: dict[str, Any],
 def test_own_kernels_need_cuda_triton_and_an_optimizer_that_they_know(
     monkeypatch: pytest.MonkeyPatch, device: str, kind: Any, triton: bool, expected: bool
 ) -> None:
-    monkeypatch.setattr(own_kernels, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(own_kernels, "TRITON_INSTALLED", triton)
     assert own_kernels.own_kernels_apply(torch.device(device), SparseOptimizerConfig(kind=kind)) is expected
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from erase_rec.kernels.gradient_sum import FUSED
+from erase_rec.kernels.ordered_sum import FUSED
 
 TILE = 2048
 """Elements of a program: eight a thread and load."""

@@ -1,4 +1,4 @@
-"""The sum of several gradients of one tensor, in a given order."""
+"""The sum of several tensors of one shape, in a given order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FUSED = 8
 """Tensors that one pass of the kernel reads."""
 
 
-def sum_gradients(parts: Sequence[Tensor]) -> Tensor:
+def ordered_sum(parts: Sequence[Tensor]) -> Tensor:
     """Adds ``parts``, one or more of one shape and dtype, in their order; the result of one part is that part.
 
     On CUDA half precisions are added in float32 and rounded once, in one pass on the current stream; elsewhere each
@@ -21,7 +21,7 @@ def sum_gradients(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     if triton_applies(parts[0]) and parts[0].element_size() <= 4:
-        from erase_rec.kernels.gradient_sum_triton import sum_fused
+        from erase_rec.kernels.ordered_sum_triton import sum_fused
 
         total, *rest = parts
         while rest:
