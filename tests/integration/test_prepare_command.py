@@ -176,11 +176,16 @@ def test_a_file_system_that_takes_no_more_is_one_message(workplace: Path, whole:
 
 
 def test_two_at_once_are_refused(workplace: Path, whole: dict[str, str]) -> None:
-    process = subprocess.Popen(prepare_arguments("busy"), cwd=workplace, stdout=subprocess.DEVNULL)
-    wait_for_groups(workplace / "busy", process, 1)
-    done = call(workplace, prepare_arguments("busy"), 2)
-    assert f"busy: process {process.pid} is preparing data in this folder" in done.stderr
-    assert process.wait(timeout=120) == 0
+    """The first is held still, so that it cannot be ready before the second looks."""
+    with subprocess.Popen(prepare_arguments("busy"), cwd=workplace, stdout=subprocess.DEVNULL) as process:
+        wait_for_groups(workplace / "busy", process, 1)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            done = call(workplace, prepare_arguments("busy"), 2)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert f"busy: process {process.pid} is preparing data in this folder" in done.stderr
+        assert process.wait(timeout=120) == 0
     assert digests(workplace / "busy") == whole
 
 
