@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.dataset import Datasets, build_datasets
 from data.reading import open_train
 from erase_rec import environment
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.cli.main import run
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.dataset import Datasets, build_datasets
 from erase_rec import environment
+from erase_rec.api.assembly import ContentCatalog, Machine, make_optimizer
 from erase_rec.batch import Batch
 from erase_rec.bench.batches import RandomRows, rotated
 from erase_rec.bench.turns import timed_turn
-from erase_rec.cli.assembly import ContentCatalog, Machine, make_optimizer
 from erase_rec.cli.bench import speed_interval
 from erase_rec.cli.main import run
 from erase_rec.config.load import load_config

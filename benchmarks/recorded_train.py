@@ -21,16 +21,16 @@ from erase_rec.batch import Batch
 from erase_rec.cli.main import app, run
 from erase_rec.protocols import StepOutput
 from erase_rec.schedule.step import ScheduledStep
-from erase_rec.trainer import Trainer
+from erase_rec.training_loop import TrainingLoop
 
 
 def record(path: str, feature: str) -> None:
     """From now on every step of a training run is written to ``path``."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    train, fit = ScheduledStep.__call__, Trainer.fit
-    running: list[Trainer] = []
+    train, fit = ScheduledStep.__call__, TrainingLoop.fit
+    running: list[TrainingLoop] = []
 
-    def recorded_fit(trainer: Trainer) -> str:
+    def recorded_fit(trainer: TrainingLoop) -> str:
         running.append(trainer)
         return fit(trainer)
 
@@ -44,7 +44,7 @@ def record(path: str, feature: str) -> None:
             os.write(file, np.array([trainer.position.step, len(rows), *rows], dtype=np.int64).tobytes())
         return output
 
-    Trainer.fit = recorded_fit  # type: ignore[method-assign]
+    TrainingLoop.fit = recorded_fit  # type: ignore[method-assign]
     ScheduledStep.__call__ = recorded_step  # type: ignore[method-assign]
 
 

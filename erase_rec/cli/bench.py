@@ -36,8 +36,8 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Write rows as JSON here, and a picture beside it.")] = None,
 ) -> None:
     """Time training steps of several arms that take turns (A B B A); the first arm is there twice, as A/A pair."""
+    from erase_rec.api.assembly import ContentCatalog
     from erase_rec.bench.arms import SHIPPED_ARMS, choose_arms, plan_arms, read_arms
-    from erase_rec.cli.assembly import ContentCatalog
 
     if out is not None and out.suffix != ".json":
         raise UserError(f"--out: expected the name of a JSON file, found {out}; write --out {out.with_suffix('.json')}")

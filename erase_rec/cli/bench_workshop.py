@@ -15,6 +15,7 @@ import torch
 
 from data.dataset import Datasets, build_datasets
 from erase_rec import environment
+from erase_rec.api.assembly import TUNED_BATCHES, Machine, build_parts, join_ranks
 from erase_rec.batch import Batch
 from erase_rec.bench.arms import PlannedArm
 from erase_rec.bench.batches import RandomRows, full, rotated
@@ -22,7 +23,6 @@ from erase_rec.bench.floor import COUNTED_ROWS, Ceilings, Counted, NoTables, cou
 from erase_rec.bench.result import Row
 from erase_rec.bench.session import BuiltArm, Settings, measure
 from erase_rec.bench.torchrec_user import TorchRecTable, build_torchrec_step
-from erase_rec.cli.assembly import TUNED_BATCHES, Machine, build_parts, join_ranks
 from erase_rec.cli.bench import speed_interval
 from erase_rec.config.load import find_config
 from erase_rec.config.schema import Config

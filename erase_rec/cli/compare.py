@@ -81,7 +81,7 @@ def _read(path: Path) -> _Run:
     import pyarrow.parquet as pq
     import torch
 
-    from erase_rec.cli.assembly import ContentCatalog
+    from erase_rec.api.assembly import ContentCatalog
     from erase_rec.config.load import load_config
     from erase_rec.run_folder import RunFolder
     from eval.arms import flat

@@ -19,7 +19,7 @@ from data.reading import Reading, open_eval, open_train
 from data.registry import WITHOUT_FILES
 from data.sources.paths import resolve
 from data.sources.source import Source, Split, positions_of
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.cli.doctor_machine import Check, Seen, in_gib
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config, SparseFeatureConfig

@@ -31,7 +31,7 @@ def command(
     from rich.console import Console
 
     from data.dataset import bad_row_remarks, build_eval, load_features
-    from erase_rec.cli.assembly import ContentCatalog, join_ranks, scorer, trained_model
+    from erase_rec.api.assembly import ContentCatalog, join_ranks, scorer, trained_model
     from erase_rec.config.load import load_config
     from erase_rec.run_folder import RunFolder
     from erase_rec.summary import EvalSummary, TowerSummary, metrics_table, summarize_eval

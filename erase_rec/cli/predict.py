@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     import pyarrow as pa
 
     from data.sources.source import Source
-    from erase_rec.cli.predictor import Predictor
+    from erase_rec.api.predictor import Predictor
 
 
 class BadRowPolicy(StrEnum):
@@ -64,7 +64,7 @@ def command(
             f"--out: predictions are written as Parquet, found {out}; name it {out.with_suffix('.parquet')}"
         )
     from data.quarantine import write_quarantine
-    from erase_rec.cli.predictor import Predictor, Scoring
+    from erase_rec.api.predictor import Predictor, Scoring
     from erase_rec.distributed.failure import INTERRUPTED
 
     predictor = Predictor.load(checkpoint, device=device.value)

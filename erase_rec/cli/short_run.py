@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Self
 
 from data.dataset import build_datasets
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts, join_ranks
 from erase_rec.batch import Batch
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts, join_ranks
 from erase_rec.config.load import LoadedConfig, load_config
 from erase_rec.distributed.world import World
 from erase_rec.protocols import LocalLoss
 from erase_rec.run_folder import RunFolder
-from erase_rec.trainer import Parts
+from erase_rec.training_loop import Parts
 from models.ctr_model import build_local_losses
 
 

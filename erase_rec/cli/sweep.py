@@ -57,7 +57,7 @@ def _plans(sweep: ReadSweep, overrides: Sequence[str], folder: Path) -> Iterator
     Raises:
         UserError: what is wrong with any of them, before the first list.
     """
-    from erase_rec.cli.assembly import ContentCatalog
+    from erase_rec.api.assembly import ContentCatalog
     from erase_rec.sweep.points import plan_points
     from erase_rec.sweep.search import check_search, draw_points
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     import pandas as pd
 
     from data.dataset import Datasets
-    from erase_rec.cli.assembly import Machine
+    from erase_rec.api.assembly import Machine
     from erase_rec.config.load import LoadedConfig
     from erase_rec.config.schema import Config
     from erase_rec.distributed.world import World
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # these load torch, which the command line does only after it
     from erase_rec.run_log import RunLog
     from erase_rec.schedule.overlap import OverlapReport
     from erase_rec.summary import Status, Summary
-    from erase_rec.trainer import Parts, Trainer
+    from erase_rec.training_loop import Parts, TrainingLoop
 
 RESUMABLE = ("train.", "eval.", "data.workers", "data.reading", "data.prepared")
 """Sections and keys that may change when a run is resumed: no batch depends on them ..."""
@@ -91,7 +91,7 @@ def train_frames(
 def _start(name: str, overrides: Sequence[str], build: Callable[..., Datasets]) -> RunFolder:
     """A new run. Its folder is made once the data have been read, so that a mistake leaves none behind."""
     from erase_rec import environment
-    from erase_rec.cli.assembly import ContentCatalog, join_ranks
+    from erase_rec.api.assembly import ContentCatalog, join_ranks
     from erase_rec.config.load import dump_config, load_config
 
     loaded = _with_absolute_paths(load_config(name, overrides, catalog=ContentCatalog()))
@@ -124,7 +124,7 @@ def _choose_folder(loaded: LoadedConfig, world: World) -> RunFolder:
 def _resume(path: Path, overrides: list[str]) -> None:
     """Continues a run from its newest whole checkpoint; without one it starts from the first step."""
     from data.dataset import build_datasets, load_features
-    from erase_rec.cli.assembly import ContentCatalog, join_ranks
+    from erase_rec.api.assembly import ContentCatalog, join_ranks
     from erase_rec.config.load import dump_config, load_config
     from erase_rec.run_folder import RunFolder
 
@@ -184,14 +184,14 @@ def _run(
     notes: list[str],
 ) -> None:
     """Trains, and leaves logs and a summary whatever happens; the first rank alone writes and speaks."""
+    from erase_rec.api.assembly import build_parts
     from erase_rec.checkpoint import read_state
-    from erase_rec.cli.assembly import build_parts
     from erase_rec.config.load import dump_config
     from erase_rec.position import Position, planned_steps
     from erase_rec.progress import Progress, show_progress
     from erase_rec.run_log import FileRunLog, RunLog, final_scalars
     from erase_rec.schedule.autotune import Tuning
-    from erase_rec.trainer import Trainer
+    from erase_rec.training_loop import TrainingLoop
 
     tuned = Tuning.model_validate_json(folder.autotune.read_bytes()) if folder.autotune.exists() else None
     parts = build_parts(config, datasets, folder, machine, world, tuning=tuned)
@@ -212,7 +212,7 @@ def _run(
         log.hparams(config)
         if position.step < total:
             progress.message(_audit(parts, machine, log, position))
-        trainer = Trainer(parts, log, progress, position)
+        trainer = TrainingLoop(parts, log, progress, position)
         summary = _fit(trainer, datasets, folder, start)
         log.final(trainer.position.step, final_scalars(summary, machine.peak_memory_gib()))
         if trainer.overlap is not None:
@@ -239,7 +239,7 @@ def _audit(parts: Parts, machine: Machine, log: RunLog, position: Position) -> s
     return "\n".join(report.verdict())
 
 
-def _fit(trainer: Trainer, datasets: Datasets, folder: RunFolder, start: Path | None) -> Summary:
+def _fit(trainer: TrainingLoop, datasets: Datasets, folder: RunFolder, start: Path | None) -> Summary:
     """Trains to the end; the first rank leaves a summary whatever happens to whichever rank."""
     from erase_rec.interrupt import noted_interrupts
 
@@ -268,7 +268,7 @@ def _fit(trainer: Trainer, datasets: Datasets, folder: RunFolder, start: Path | 
     return summary
 
 
-def _write_scores(trainer: Trainer, folder: RunFolder) -> None:
+def _write_scores(trainer: TrainingLoop, folder: RunFolder) -> None:
     import pyarrow.parquet as pq
 
     scores = trainer.evaluate(keep_scores=True).scores
@@ -305,7 +305,7 @@ def _introduction(config: Config, datasets: Datasets, folder: RunFolder, machine
     return lines
 
 
-def _summarize(trainer: Trainer, datasets: Datasets, status: Status) -> Summary:
+def _summarize(trainer: TrainingLoop, datasets: Datasets, status: Status) -> Summary:
     """Collective where training came to its end; else, with several ranks, without what needs the others."""
     from erase_rec.summary import (
         DataSummary,

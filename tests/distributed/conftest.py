@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-_IMPORTED_ONCE = ["torch", "torchrec", "fbgemm_gpu", "pytest", "erase_rec.cli.assembly"]
+_IMPORTED_ONCE = ["torch", "torchrec", "fbgemm_gpu", "pytest", "erase_rec.api.assembly"]
 
 
 class RunRanks(Protocol):

@@ -123,15 +123,15 @@ def test_the_end_of_an_epoch_fits_any_number_of_ranks(checkout: Path, tmp_path: 
 AUDITED = """
 import os, sys
 sys.path.insert(0, {checkout!r})
-from erase_rec.trainer import Trainer
+from erase_rec.training_loop import TrainingLoop
 
 def noted(self, batch):
     train_on(self, batch)
     with open("rows-" + os.environ.get("RANK", "0") + ".txt", "a") as file:
         print(self.position.epoch, *batch.row_ids.tolist(), file=file)
 
-train_on = Trainer._train_on
-Trainer._train_on = noted
+train_on = TrainingLoop._train_on
+TrainingLoop._train_on = noted
 import train
 train.run(train.app)
 """

@@ -24,7 +24,7 @@ from schedule_cases import (
     train_plainly,
 )
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.config.legality import REDUCTION_TABLE, Launch, Reduction
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config

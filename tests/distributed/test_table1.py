@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from table1_cases import ROWS, Setting, differences, trained
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config
 from erase_rec.schedule.plan import Plan

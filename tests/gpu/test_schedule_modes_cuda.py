@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from data.dataset import Datasets, build_datasets
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.batch import Batch
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config
 from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.world import World
 from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.tower_graphs import WARM_UP_STEPS
-from erase_rec.trainer import Parts
+from erase_rec.training_loop import Parts
 
 pytestmark = pytest.mark.gpu
 SMALL = ["data.params={rows: 20000, eval_rows: 2000}", "train.local_batch_size=2048", "train.device=cuda"]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from data.dataset import Datasets, build_datasets
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.batch import Batch, SparseBatch, StepOutput
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config
 from erase_rec.distributed.world import World
@@ -26,7 +26,7 @@ from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.overlap import overlap_report
 from erase_rec.schedule.program import program
 from erase_rec.schedule.step_graphs import WARM_UP_STEPS
-from erase_rec.trainer import Parts
+from erase_rec.training_loop import Parts
 
 pytestmark = pytest.mark.gpu
 ROWS = 512

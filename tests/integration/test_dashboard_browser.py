@@ -25,7 +25,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.cli.dashboard import command
 from erase_rec.config.load import load_config
 from erase_rec.errors import UserError

@@ -14,8 +14,8 @@ import pytest
 from in_process import call
 
 from data.sources.source import Chunk
+from erase_rec.api.predictor import Predictor, Scoring
 from erase_rec.cli.predict import _write
-from erase_rec.cli.predictor import Predictor, Scoring
 from erase_rec.cli.train import train_frames
 from erase_rec.errors import UserError
 

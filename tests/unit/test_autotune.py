@@ -11,8 +11,8 @@ import torch
 from schedule_cases import make_config, tower
 
 from data.dataset import build_datasets
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.batch import Batch
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import load_config
 from erase_rec.distributed.world import World
 from erase_rec.run_folder import RunFolder

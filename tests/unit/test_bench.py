@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data.dataset import build_datasets
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.batch import Batch
 from erase_rec.bench.arms import PlannedArm, choose_arms, loss_overrides, plan_arms, read_arms
 from erase_rec.bench.batches import LONGEST_BAG, RandomRows, full, rotated, rows_touched
@@ -19,7 +20,6 @@ from erase_rec.bench.floor import COUNTED_ROWS, Ceilings, floor
 from erase_rec.bench.result import DeviceUse, Row, kernel_table, strongest_early, strongest_exact, tables
 from erase_rec.bench.torchrec_user import TorchRecTable, build_torchrec_step
 from erase_rec.bench.turns import Turn, take_turns, verdict
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.cli.bench import command
 from erase_rec.cli.bench_workshop import ContentWorkshop, Source
 from erase_rec.config.load import load_config

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet as pq
 from typer.testing import CliRunner
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.cli.compare import command
 from erase_rec.config.load import dump_config, load_config
 from erase_rec.errors import UserError

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from data.dataset import Datasets, build_datasets
 from erase_rec import checkpoint
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.batch import Batch
 from erase_rec.checkpoint import CheckpointManager
-from erase_rec.cli.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config
 from erase_rec.distributed.world import World
 from erase_rec.precision import cast_parameters
 from erase_rec.run_folder import RunFolder
-from erase_rec.trainer import Parts, checkpoint_tensors, served_tensors
+from erase_rec.training_loop import Parts, checkpoint_tensors, served_tensors
 from models.ctr_model import CTRModel, build_model
 from models.embeddings.build import build_embeddings
 

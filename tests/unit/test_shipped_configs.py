@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.config import dump_config, load_config
 from erase_rec.errors import ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.config import load_config
 from erase_rec.config.schema import Config
 from erase_rec.sweep.file import read_sweep

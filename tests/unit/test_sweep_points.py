@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.config import load_config
 from erase_rec.config.document import Node, parse_value
 from erase_rec.errors import ConfigError, UserError

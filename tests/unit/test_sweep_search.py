@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from erase_rec.cli.assembly import ContentCatalog
+from erase_rec.api.assembly import ContentCatalog
 from erase_rec.errors import ConfigError, UserError
 from erase_rec.sweep import search
 from erase_rec.sweep.file import ReadSweep, read_sweep

@@ -65,7 +65,7 @@ class Parts:
 
 
 @dataclass
-class Trainer:
+class TrainingLoop:
     """Runs the loop, on every rank alike. What a resumed run needs to go on bit for bit is in its checkpoints.
 
     Attributes:

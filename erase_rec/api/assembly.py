@@ -40,7 +40,7 @@ from erase_rec.schedule.reduction.reduction import Blocks
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.step_graphs import StepGraphs
 from erase_rec.schedule.streams import make_streams
-from erase_rec.trainer import Parts, served_tensors
+from erase_rec.training_loop import Parts, served_tensors
 from eval.evaluator import PooledEvaluator
 from eval.progressive import ProgressiveEvaluation
 from models.ctr_model import CTRModel, build_local_losses, build_model

@@ -30,7 +30,7 @@ from data.loader import Loader
 from data.quarantine import count_reasons
 from data.sources.source import Block, Chunk, Source
 from data.store import MemoryStore, UnseenValues
-from erase_rec.cli.assembly import ContentCatalog, Machine, scorer, trained_model
+from erase_rec.api.assembly import ContentCatalog, Machine, scorer, trained_model
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config, LabelConfig
 from erase_rec.errors import UserError
