@@ -255,7 +255,7 @@ def _unprepared(
         bayes_ne=evaluation.bayes_ne() if isinstance(evaluation, KnowsBayesNE) else None,
         origin="read and encoded anew in each epoch" if streamed else "kept in memory",
         bad_rows_kept=f"{FILE} in the run folder holds them" if config.data.bad_rows == "quarantine" else "",
-        notes=found.remarks,
+        notes=[*_sampling_remarks(config, found.num_left_out), *found.remarks],
     )
 
 
@@ -275,7 +275,7 @@ def _prepared(config: Config, found: Prepared, share: Share) -> Datasets:
         bayes_ne=None,
         origin=f"read from the prepared folder {folder}",
         bad_rows_kept=f"{folder / FILE} holds them" if quarantined else "",
-        notes=[],
+        notes=_sampling_remarks(config, found.manifest.num_left_out),
     )
 
 
@@ -295,8 +295,8 @@ def _refuse_nothing_to_train_on(store: BlockStore, num_rows: int, world_size: in
     num_train = int(store.block_rows.sum())
     if not num_train:
         raise DataError(
-            f"data.train: no rows to train on ({num_rows} rows read, all of them held out); "
-            "give more rows, or hold out fewer (data.eval_fraction, data.split)"
+            f"data.train: no rows to train on ({num_rows} rows read, all of them held out or left out); "
+            "give more rows, or hold out fewer (data.eval_fraction, data.split, data.negative_sampling_rate)"
         )
     if num_train < world_size:
         raise DataError(f"data.train: {num_train} rows cannot be shared by {world_size} ranks; start fewer ranks")
@@ -328,6 +328,15 @@ def _held_out(config: Config, rows: HeldOutRows | None, share: Share) -> HeldOut
         pin=share.pin,
     )
     return HeldOut(loader, [feature.name for feature in config.features.sparse], rows.unseen, rows.bad_rows)
+
+
+def _sampling_remarks(config: Config, num_left_out: int) -> list[str]:
+    """What ``data.negative_sampling_rate`` does, in one line; none without it."""
+    rate = config.data.negative_sampling_rate
+    if rate is None:
+        return []
+    who = "the files hold" if config.data.negatives_sampled else f"{num_left_out:,} rows were left out to train on"
+    return [f"{who} {rate:g} of the negative rows; logits of evaluation and predictions are corrected by log({rate:g})"]
 
 
 def _shares(names: Sequence[str], part: IntArray, whole: IntArray) -> dict[str, float]:

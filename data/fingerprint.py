@@ -23,7 +23,8 @@ def settings(config: Config) -> dict[str, Any]:
         config: checked, defaults filled in.
     """
     data = config.data
-    drawn = holds_out(data) and data.split.by in ("row", "hash")
+    samples = data.negative_sampling_rate is not None and not data.negatives_sampled
+    drawn = samples or (holds_out(data) and data.split.by in ("row", "hash"))
     params: Any = data.params
     if data.kind in SOURCES:
         model = SourceCatalog().params_model("source", data.kind)
@@ -36,6 +37,7 @@ def settings(config: Config) -> dict[str, Any]:
             "split": data.split.model_dump(mode="json") if holds_out(data) else None,
             "eval_fraction": data.eval_fraction,
             "bad_rows": "error" if data.bad_rows == "error" else "left out",
+            **({"negative_sampling_rate": data.negative_sampling_rate} if samples else {}),
         },
         "seed": config.seed if drawn else None,
         "features": config.features.model_dump(mode="json"),

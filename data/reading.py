@@ -15,7 +15,7 @@ from data.features.read import read_rows
 from data.fingerprint import holds_out
 from data.registry import WITHOUT_FILES, open_source
 from data.sources.source import Chunk, Source, Split
-from data.split import held_out, leave_out_untimed, split_column
+from data.split import held_out, leave_out_untimed, left_out, split_column
 from erase_rec.config.schema import Config, DataConfig, FeaturesConfig
 
 
@@ -25,15 +25,22 @@ class ChunkRows:
 
     Attributes:
         rows: at least one.
-        held_out: bool [R], which are no training rows.
+        held_out: bool [R], which are evaluated.
+        trained: bool [R], which are trained on. What is neither is left out by ``data.negative_sampling_rate``.
     """
 
     rows: RawRows
     held_out: BoolArray
+    trained: BoolArray
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows of neither split."""
+        return int(np.count_nonzero(~(self.held_out | self.trained)))
 
     def part(self, split: Split) -> RawRows | None:
         """The rows of a split; None: there are none."""
-        keep = self.held_out if split == "eval" else ~self.held_out
+        keep = self.held_out if split == "eval" else self.trained
         if keep.all():
             return self.rows
         return self.rows.select(keep) if keep.any() else None
@@ -92,9 +99,13 @@ class Reading:
             return None
         rows = concatenate(parts)
         if self.split == "eval":
-            return ChunkRows(rows, np.ones(rows.num_rows, dtype=np.bool_))
+            all_rows = np.ones(rows.num_rows, dtype=np.bool_)
+            return ChunkRows(rows, all_rows, ~all_rows)
         rows = leave_out_untimed(self.data, rows, bad)
-        return ChunkRows(rows, held_out(self.data, self.seed, rows)) if rows.num_rows else None
+        if not rows.num_rows:
+            return None
+        held, left = held_out(self.data, self.seed, rows), left_out(self.data, self.seed, rows)
+        return ChunkRows(rows, held, ~held if left is None else ~(held | left))
 
 
 def open_train(config: Config) -> Source:

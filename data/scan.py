@@ -31,6 +31,7 @@ class ScannedChunk:
         counts: of the cells of all of them.
         bad: rows that could not be read.
         ids: of the rows, where a column names them.
+        num_left_out: readable rows of neither split.
     """
 
     chunk: Chunk
@@ -38,18 +39,20 @@ class ScannedChunk:
     counts: CellCounts
     bad: list[BadRow]
     ids: list[IdRun]
+    num_left_out: int = 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of the chunk, bad ones left out."""
-        return sum(rows.num_rows for rows in self.rows.values())
+        """Readable rows of the chunk."""
+        return sum(rows.num_rows for rows in self.rows.values()) + self.num_left_out
 
 
 class Scan:
     """A pass over a source. Everything but the rows adds up while it is iterated.
 
     Attributes:
-        num_rows: rows so far, bad ones left out.
+        num_rows: readable rows so far.
+        num_left_out: how many of them ``data.negative_sampling_rate`` left out.
         num_bad: bad rows so far.
         bad: these, under the policy ``quarantine``.
         reasons: how many of them are bad for each reason.
@@ -68,7 +71,7 @@ class Scan:
             first_file: number of files of the sources before this one, for the places of ids.
         """
         self._reading, self._source, self._workers, self._first_file = reading, source, workers, first_file
-        self.num_rows = self.num_bad = 0
+        self.num_rows = self.num_left_out = self.num_bad = 0
         self.bad: list[BadRow] = []
         self.reasons: Counter[str] = Counter()
         self.counts = CellCounts.zero(reading.features)
@@ -84,6 +87,7 @@ class Scan:
         data = self._reading.data
         for found in in_order(self._read, self._source.chunks(), self._workers, "scan"):
             self.num_rows += found.num_rows
+            self.num_left_out += found.num_left_out
             self.num_bad += len(found.bad)
             self.reasons.update(count_reasons(found.bad))
             refuse_too_many(self.num_bad, self.num_rows + self.num_bad, data.max_bad_share)
@@ -104,7 +108,8 @@ class Scan:
         rows = {split: part for split in splits if (part := found.part(split)) is not None}
         id_column = self._reading.data.row_id
         ids = [] if id_column is None else [self._ids(id_column, split, part) for split, part in rows.items()]
-        return ScannedChunk(chunk, rows, count_cells(self._reading.features, found.rows), bad.rows, ids)
+        counts = count_cells(self._reading.features, found.rows)
+        return ScannedChunk(chunk, rows, counts, bad.rows, ids, found.num_left_out)
 
     def _ids(self, column: str, split: Split, rows: RawRows) -> IdRun:
         try:

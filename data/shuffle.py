@@ -72,6 +72,11 @@ def held_out(keys: IntArray, *, seed: int, fraction: float) -> BoolArray:
     return (_mixed(start + keys.astype(np.uint64)) >> np.uint64(11)) * 2.0**-53 < fraction
 
 
+def sampled(keys: IntArray, *, seed: int, fraction: float) -> BoolArray:
+    """Whether the row of each key is drawn, bool [n]; about ``fraction`` of them are, whether held out or not."""
+    return held_out(keys, seed=int(_mixed(np.array([seed], dtype=np.uint64))[0]), fraction=fraction)
+
+
 def _permutation(num: int, *key: int) -> IntArray:
     """Keys that differ only in zeros at their end are the same to NumPy."""
     return np.random.default_rng(np.random.SeedSequence(key)).permutation(num)

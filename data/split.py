@@ -29,6 +29,7 @@ from data.features.hashing import HashArray, hash_texts
 from data.features.raw import RawRows
 from data.fingerprint import holds_out
 from data.shuffle import held_out as drawn
+from data.shuffle import sampled
 from erase_rec.config.schema import DataConfig
 from erase_rec.config.times import read_time
 
@@ -60,8 +61,7 @@ def held_out(data: DataConfig, seed: int, rows: RawRows) -> BoolArray:
         return np.zeros(rows.num_rows, dtype=np.bool_)
     if data.split.by == "row":
         assert data.eval_fraction is not None
-        keys = (np.int64(rows.file_index) << FILE_BITS) + rows.row_numbers
-        return drawn(keys, seed=seed, fraction=data.eval_fraction)
+        return drawn(_keys(rows), seed=seed, fraction=data.eval_fraction)
     column = _column(data, rows)
     try:
         if data.split.by == "hash":
@@ -72,6 +72,14 @@ def held_out(data: DataConfig, seed: int, rows: RawRows) -> BoolArray:
         return times(data, rows) >= _since(data)
     except BadColumnError as error:
         raise DataError(f"{rows.rows.file}: column {data.split.column!r} of data.split: {error}") from None
+
+
+def left_out(data: DataConfig, seed: int, rows: RawRows) -> BoolArray | None:
+    """Negative rows that ``data.negative_sampling_rate`` leaves out of training, bool [R]; None: all are trained on."""
+    if data.negative_sampling_rate is None or data.negatives_sampled:
+        return None
+    negative: BoolArray = rows.label == 0
+    return negative & ~sampled(_keys(rows), seed=seed, fraction=data.negative_sampling_rate)
 
 
 def cell_hashes(column: pa.Array) -> HashArray:
@@ -116,6 +124,10 @@ def times(data: DataConfig, rows: RawRows) -> FloatArray:
         return _read_times(data, rows)
     except BadCellsError as error:
         raise DataError(f"{rows.rows.place(int(error.rows[0]))}: {_subject(data)}: {error}") from None
+
+
+def _keys(rows: RawRows) -> IntArray:
+    return (np.int64(rows.file_index) << FILE_BITS) + rows.row_numbers
 
 
 def _read_times(data: DataConfig, rows: RawRows) -> FloatArray:

@@ -81,7 +81,8 @@ class Unprepared:
         train: training rows.
         eval: held-out rows; None where none are to be held out. Its bad rows are those of all sources.
         features: as fitted on the training rows, or as given.
-        num_rows: rows of the training source, held-out ones included, bad ones left out.
+        num_rows: readable rows of the training source, held-out ones included.
+        num_left_out: how many of them ``data.negative_sampling_rate`` left out.
         counts: of their cells.
         bad_rows: rows of all sources that could not be read.
         remarks: what a user should know of the rows' ids.
@@ -91,6 +92,7 @@ class Unprepared:
     eval: HeldOutRows | None
     features: Features
     num_rows: int
+    num_left_out: int
     counts: CellCounts
     bad_rows: BadRowsFound
     remarks: list[str]
@@ -200,6 +202,7 @@ class _Pass:
             eval=held_out,
             features=features,
             num_rows=self._scans[0].num_rows,
+            num_left_out=self._scans[0].num_left_out,
             counts=self._scans[0].counts,
             bad_rows=BadRowsFound.of(self._scans),
             remarks=self._compare_ids(),

@@ -5,7 +5,8 @@ Shapes: B rows, N dense features, E sum of embedding dims, O a tower's ``out_dim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Self
 
@@ -106,9 +107,26 @@ class CTRModel(nn.Module):
     embeddings: Embeddings
     over_arch: OverArchProtocol
 
-    def __init__(self, embeddings: Embeddings, towers: Mapping[str, TowerBlock], over_arch: OverArch) -> None:
-        """Joins the parts; ``embeddings`` is an ``nn.Module``."""
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        towers: Mapping[str, TowerBlock],
+        over_arch: OverArch,
+        *,
+        sampling_rate: float = 1.0,
+        shifted: Collection[str] = (),
+    ) -> None:
+        """Joins the parts.
+
+        Args:
+            embeddings: an ``nn.Module``.
+            towers: by name.
+            over_arch: on all of them.
+            sampling_rate: share of the negative rows that the model is trained on.
+            shifted: towers whose logits are predictions of their own, and are corrected for it too.
+        """
         super().__init__()
+        self._shift, self._shifted = math.log(sampling_rate), frozenset(shifted)
         self.embeddings = embeddings
         # A list beside the names: an nn.ModuleDict refuses the names of its own methods (`keys`, `type` ...).
         self._names = tuple(towers)
@@ -128,7 +146,8 @@ class CTRModel(nn.Module):
     def score(self, batch: Batch) -> Scores:
         """Forward pass of the whole model on the current stream.
 
-        The caller chooses grad and train mode. Logits are [B], float32 at least.
+        The caller chooses grad and train mode. Logits are [B], float32 at least, and speak of all rows: where negative
+        rows were sampled, the odds that were learnt are too high by 1 / rate (He et al., ADKDD 2014, section 6.3).
         """
         pooled_BE = self.embeddings(batch.sparse)
         outputs: dict[str, Tensor] = {}
@@ -137,7 +156,11 @@ class CTRModel(nn.Module):
             block = self.tower(name)
             read = [outputs[other] for other in block.inputs]
             outputs[name], logits[name] = block(batch.dense, pooled_BE, read)
-        return Scores(self.over_arch(list(outputs.values()), list(logits.values())), logits)
+        logit = self.over_arch(list(outputs.values()), list(logits.values()))
+        if self._shift:
+            logit = logit + self._shift
+            logits = {name: each + self._shift if name in self._shifted else each for name, each in logits.items()}
+        return Scores(logit, logits)
 
     def dense_state(self) -> dict[str, Tensor]:
         """Parameters and buffers but for the tables, as ``towers.<name>...`` and ``over_arch...``; shares storage."""
@@ -196,7 +219,14 @@ def build_model(
         for part in module.modules():
             if isinstance(part, Tower | MLP | LogitHead):
                 part.own_kernels = config.model.kernels == "auto"
-    return CTRModel(embeddings, towers, over_arch)
+    return CTRModel(
+        embeddings,
+        towers,
+        over_arch,
+        sampling_rate=config.data.negative_sampling_rate or 1.0,
+        # Under the joint target a tower's logit is a term of a sum.
+        shifted=[tower.name for tower in config.towers if tower.loss is None or tower.loss.target == "own"],
+    )
 
 
 def build_local_losses(config: Config) -> dict[str, LocalLoss]:

@@ -192,6 +192,11 @@ class Manifest(_Record):
         publish_text(folder / FILE, json.dumps(plain | {DIGEST: _digest(plain)}, indent=1) + "\n", sync=True)
         sync_path(folder)
 
+    @property
+    def num_left_out(self) -> int:
+        """Readable rows of ``data.train`` that ``data.negative_sampling_rate`` left out."""
+        return self.rows_read - self.bad_rows.count - sum(split.rows for split in self.splits.values())
+
     def all_files(self) -> Iterator[FileRecord]:
         """Everything with a checksum."""
         yield from self.fitted
@@ -205,6 +210,9 @@ class Manifest(_Record):
             + ("undefined" if record.label_rate is None else f"{record.label_rate:.4f}")
             for split, record in self.splits.items()
         ]
+        if self.num_left_out:
+            rate = self.settings["data"]["negative_sampling_rate"]
+            lines.append(f"left out: {self.num_left_out:,} negative rows (data.negative_sampling_rate: {rate:g})")
         if self.bad_rows.count:
             where = f", see {folder / QUARANTINE}" if self.bad_rows.policy == "quarantine" else ""
             lines.append(f"bad rows: {self.bad_rows.count:,} of {self.rows_read:,} left out{where}")

@@ -81,6 +81,11 @@ def _read_twice(config: Config) -> Iterator[Finding]:
         yield Finding(("data", "reading"), "is stream beside data.prepared", also=(("data", "prepared"),))
 
 
+def _sampled_at_no_rate(config: Config) -> Iterator[Finding]:
+    if config.data.negatives_sampled and config.data.negative_sampling_rate is None:
+        yield Finding(("data", "negatives_sampled"), "is true without a rate")
+
+
 DATA_RULES = (
     Rule(
         "`data.eval_fraction` together with files in `data.eval`",
@@ -129,5 +134,11 @@ DATA_RULES = (
         "prepared rows are read from their folder, in memory that does not grow with them",
         "drop one: data.reading: memory, or data.prepared: null",
         _read_twice,
+    ),
+    Rule(
+        "`data.negatives_sampled` without `data.negative_sampling_rate`",
+        "the rate says by how much logits are corrected",
+        "give data.negative_sampling_rate, the share of the negative rows that the files hold",
+        _sampled_at_no_rate,
     ),
 )

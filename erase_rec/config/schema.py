@@ -69,6 +69,12 @@ class DataConfig(Model):
     label: LabelConfig = LabelConfig()
     row_id: Text | None = None
     """Column that names each row; no value may be on both sides of the split, or twice on one."""
+    negative_sampling_rate: Fraction | None = None
+    """Share of the training rows with label 0 that are trained on, drawn by a hash of seed and row; held-out rows stay
+    as they are. Logits of evaluation, predictions and exports are corrected by its logarithm, so that they speak of all
+    rows (He et al., ADKDD 2014, section 6.3)."""
+    negatives_sampled: Boolean = False
+    """The training files hold that share of the negative rows only: nothing is drawn, and logits are corrected."""
     bad_rows: Literal["error", "skip", "quarantine"] = "error"
     """Rows that cannot be read: stop at the first, leave them out and count them, or also write them to a file."""
     max_bad_share: Fraction = 0.01

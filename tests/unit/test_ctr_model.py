@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,23 @@ def test_selecting_nothing_lets_no_gradient_through() -> None:
     chosen = ColumnSelection((), 6)(torch.randn(2, 6, requires_grad=True))
     assert chosen.shape == (2, 0)
     assert not chosen.requires_grad
+
+
+def test_sampled_negatives_shift_the_logits_that_are_predictions() -> None:
+    """A tower under the joint target gives a term of a sum: it is no prediction, and stays."""
+    losses = [{"kind": "bce"}, {"kind": "bce", "target": "joint"}, None]
+    towers = [tower | {"loss": loss, "detach": True} for tower, loss in zip(TOWER_LIST, losses, strict=True)]
+    plain = make_config(towers)
+    sampled = plain.model_copy(update={"data": plain.data.model_copy(update={"negative_sampling_rate": 0.1})})
+    before, after = (
+        build_model(config, OneHotEmbeddings((4, 4, 4)), CPU).score(make_batch(5)) for config in (plain, sampled)
+    )
+    odds = after.logit.exp() / before.logit.exp()
+    assert odds.tolist() == pytest.approx([0.1] * 5, rel=1e-5)
+    shifts = {
+        name: (after.tower_logits[name] - before.tower_logits[name]).mean().item() for name in before.tower_logits
+    }
+    assert shifts == pytest.approx({"deep": math.log(0.1), "cross": 0.0, "dots": math.log(0.1)}, abs=1e-5)
 
 
 def test_towers_read_the_named_features_in_feature_order() -> None:

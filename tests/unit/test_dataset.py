@@ -312,6 +312,22 @@ def test_held_out_rows_are_apart_and_teach_nothing(tmp_path: Path) -> None:
     ]
 
 
+def test_sampling_leaves_held_out_rows_alone_and_says_how_many(tmp_path: Path) -> None:
+    plain = build_datasets(simple(tmp_path, eval_fraction=0.2))
+    datasets = build_datasets(simple(tmp_path, eval_fraction=0.2, negative_sampling_rate=0.25))
+    assert lines_of(evaluation_of(datasets)) == lines_of(evaluation_of(plain))
+    kept, every = set(lines_of(datasets.train)), set(lines_of(plain.train))
+    gone = every - kept
+    assert kept < every
+    assert all(row % 2 == 0 for row in gone), "no row with label 1 is left out"
+    assert 0.65 < len(gone) / len([row for row in every if row % 2 == 0]) < 0.85
+    assert datasets.remarks()[-1] == (
+        f"{len(gone)} rows were left out to train on 0.25 of the negative rows; logits of evaluation and predictions "
+        "are corrected by log(0.25)"
+    )
+    assert datasets.fingerprint != plain.fingerprint
+
+
 def test_saved_features_give_the_same_evaluation(tmp_path: Path) -> None:
     config = simple(tmp_path, eval_fraction=0.2)
     datasets = build_datasets(config)
@@ -371,7 +387,7 @@ def test_an_evaluation_file_without_rows_is_allowed(tmp_path: Path) -> None:
 
 
 def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no rows to train on \(1 rows read, all of them held out\)"):
+    with pytest.raises(DataError, match=r"no rows to train on \(1 rows read, all of them held out or left out\)"):
         build_datasets(simple(tmp_path, 1, eval_fraction=0.999999))
 
 

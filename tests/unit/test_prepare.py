@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from prepared_cases import MEMORY_BYTES, Silent, assert_same_rows, run
+from prepared_cases import MEMORY_BYTES, Silent, assert_same_rows, reading_from, run
 
+from data.dataset import build_datasets
 from data.errors import DataError
 from data.prepared.lock import locked
 from data.prepared.manifest import Manifest
@@ -111,12 +112,19 @@ SPLITS: dict[str, dict[str, Any]] = {
     "by row": {"eval_fraction": 0.2},
     "by hash": {"eval_fraction": 0.2, "split": {"by": "hash", "column": "c"}},
     "by time": {"split": {"by": "time", "column": "at", "since": "2500"}},
+    "by row, sampled": {"eval_fraction": 0.2, "negative_sampling_rate": 0.3},
 }
 
 
 @pytest.mark.parametrize(
     ("features", "split"),
-    [("hash", "nothing held out"), ("hash", "by row"), ("vocabulary", "by hash"), ("bags", "by time")],
+    [
+        ("hash", "nothing held out"),
+        ("hash", "by row"),
+        ("vocabulary", "by hash"),
+        ("bags", "by time"),
+        ("vocabulary", "by row, sampled"),
+    ],
 )
 def test_prepared_rows_are_those_of_memory(log: Path, tmp_path: Path, features: str, split: str) -> None:
     config = config_of(features, log, shuffle_window=300, **SPLITS[split])
@@ -124,6 +132,18 @@ def test_prepared_rows_are_those_of_memory(log: Path, tmp_path: Path, features: 
     assert len(manifest.splits["train"].parts) > 2, "several groups"
     assert not (tmp_path / "out" / ".work").exists()
     assert_same_rows(config, tmp_path / "out")
+
+
+def test_prepared_rows_say_how_many_were_left_out(log: Path, tmp_path: Path) -> None:
+    config = config_of("hash", log, eval_fraction=0.2, negative_sampling_rate=0.3)
+    manifest = run(config, tmp_path / "out")
+    assert manifest.num_left_out == ROWS - sum(split.rows for split in manifest.splits.values()) > 0
+    assert manifest.conclusion(tmp_path / "out")[2] == (
+        f"left out: {manifest.num_left_out:,} negative rows (data.negative_sampling_rate: 0.3)"
+    )
+    other = config_of("hash", log, eval_fraction=0.2, negative_sampling_rate=0.4)
+    with pytest.raises(DataError, match=r"data\.negative_sampling_rate: 0\.4 here, but .* was prepared with 0\.3"):
+        build_datasets(reading_from(other, tmp_path / "out"))
 
 
 def test_files_for_evaluation_and_several_files(log: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from data.block import Rows
 from data.errors import DataError
 from data.features.encoding import BoolArray
 from data.features.raw import RawRows
-from data.split import cell_hashes, held_out, leave_out_untimed, split_column, times
+from data.split import cell_hashes, held_out, leave_out_untimed, left_out, split_column, times
 from erase_rec.config.schema import DataConfig
 from erase_rec.config.times import read_time
 
@@ -51,6 +51,36 @@ def test_a_rows_fate_does_not_depend_on_the_cut() -> None:
     assert whole.mean() == pytest.approx(0.2, abs=0.02)
     assert (by_row(5000, seed=2) != whole).any()
     assert (by_row(5000, file_index=1) != whole).any(), "rows of another file are other rows"
+
+
+def sampled_out(count: int, seed: int = 1, first: int = 0, **data: Any) -> BoolArray:
+    """Of rows with every third label 1."""
+    rows = rows_of(pa.nulls(count), first=first)
+    rows.label[(rows.row_numbers % 3) == 0] = 1
+    left = left_out(DataConfig.model_validate({"kind": "csv", "train": "t", **data}), seed, rows)
+    return np.zeros(count, bool) if left is None else left
+
+
+def test_sampling_leaves_out_negative_rows_alone_and_whatever_the_cut() -> None:
+    whole = sampled_out(6000, negative_sampling_rate=0.25)
+    assert not whole[::3].any()
+    negative = np.arange(6000) % 3 != 0
+    assert whole[negative].mean() == pytest.approx(0.75, abs=0.03)
+    parts = [sampled_out(1000, first=first, negative_sampling_rate=0.25) for first in range(0, 6000, 1000)]
+    np.testing.assert_array_equal(whole, np.concatenate(parts))
+    assert (sampled_out(6000, seed=2, negative_sampling_rate=0.25) != whole).any()
+
+
+def test_sampling_and_the_split_by_row_are_drawn_apart() -> None:
+    out = sampled_out(6000, negative_sampling_rate=0.25)
+    held = by_row(6000, fraction=0.25)
+    negative = np.arange(6000) % 3 != 0
+    assert out[negative & held].mean() == pytest.approx(0.75, abs=0.05)
+
+
+def test_rows_that_were_sampled_before_stay() -> None:
+    assert not sampled_out(100).any()
+    assert not sampled_out(100, negative_sampling_rate=0.25, negatives_sampled=True).any()
 
 
 def test_nothing_is_held_out_beside_files_or_without_a_share() -> None:
