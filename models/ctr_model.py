@@ -19,7 +19,7 @@ from erase_rec.config.types import TowerParams
 from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings, LocalLoss
 from erase_rec.protocols import OverArch as OverArchProtocol
-from models.heads import LogitHead
+from models.heads import LinearHead, LogitHead, TowerHead
 from models.layers import MLP, missing_columns, seeded, side_by_side
 from models.local_losses import build_local_loss
 from models.over_arch import OverArch
@@ -71,13 +71,14 @@ class TowerBlock(nn.Module):
         sparse: ColumnSelection,
         inputs: Sequence[str] = (),
         *,
+        head: TowerHead | None = None,
         zero_columns: int = 0,
         frozen: bool = False,
     ) -> None:
         super().__init__()
         self.dense, self.sparse = dense, sparse
         self.tower = tower
-        self.head = LogitHead(tower.out_dim)
+        self.head: TowerHead = head or LinearHead(LinearHead.Config(), tower.out_dim, 0)
         self.out_dim = tower.out_dim
         self.inputs: Sequence[str] = tuple(inputs)
         self.zero_columns = zero_columns
@@ -98,7 +99,19 @@ class TowerBlock(nn.Module):
         else:
             dense_BX = side_by_side((self.dense(dense_BN).to(pooled_BE.dtype), *outputs), self.zero_columns)
         output_BO = self.tower(dense_BX, self.sparse(pooled_BE))
-        return output_BO, self.head(output_BO)
+        if not self.head.context_dim:
+            return self.head.passed_on(output_BO), self.head(output_BO)
+        context_BC = self._context(dense_BN, pooled_BE)
+        return self.head.passed_on(output_BO), self.head(output_BO, context_BC)
+
+    def _context(self, dense_BN: Tensor, pooled_BE: Tensor) -> Tensor:
+        """What every tower's head may read: the fields' mean and the dense features; no gradient flows to either."""
+        dense_BN = dense_BN.narrow(1, 0, self.dense.available).detach().to(pooled_BE.dtype)
+        field_dim = self.head.context_dim - self.dense.available
+        if not field_dim:
+            return dense_BN
+        mean_BD = pooled_BE.detach().reshape(pooled_BE.shape[0], -1, field_dim).mean(dim=1)
+        return torch.cat((mean_BD, dense_BN), dim=1)
 
 
 class CTRModel(nn.Module):
@@ -210,10 +223,16 @@ def build_model(
     feature_dims = list(embeddings.feature_dims)
     assert len(feature_dims) == len(config.features.sparse)
     towers: dict[str, TowerBlock] = {}
-    for tower in config.towers:
-        towers[tower.name] = _build_tower(config, tower, feature_dims, towers)
+    out_dims: list[int] = []
+    lifted: dict[int, nn.Module] = {}
+    for position, tower in enumerate(config.towers):
+        block, out_dim, above = _build_tower(config, tower, feature_dims, towers)
+        towers[tower.name] = block
+        out_dims.append(out_dim)
+        if above is not None:
+            lifted[position] = above
     with seeded(config.seed, "over_arch"):
-        over_arch = OverArch(config.over_arch, [block.out_dim for block in towers.values()])
+        over_arch = OverArch(config.over_arch, out_dims, lifted)
     for module in (*towers.values(), over_arch):
         module.to(device=device, dtype=dtype)
         for part in module.modules():
@@ -240,7 +259,8 @@ def build_local_losses(config: Config) -> dict[str, LocalLoss]:
 
 def _build_tower(
     config: Config, tower: TowerConfig, feature_dims: Sequence[int], earlier: Mapping[str, TowerBlock]
-) -> TowerBlock:
+) -> tuple[TowerBlock, int, nn.Module | None]:
+    """The block of a tower, the columns of the whole tower's output, and its layers above the cut, if any."""
     num_dense = len(config.features.dense)
     dense = _chosen(tower.inputs.dense, [feature.name for feature in config.features.dense])
     sparse = _chosen(tower.inputs.sparse, [feature.name for feature in config.features.sparse])
@@ -255,19 +275,25 @@ def _build_tower(
     if problems:
         raise ConfigError([f"towers.{tower.name}: {problem}" for problem in problems])
     zero_columns = _zero_columns(params, dense_dim, chosen_dims)
+    head_kind = component("head", tower.head.kind)
+    context_dim = len(config.features.dense) + (feature_dims[0] if feature_dims else 0)
     with seeded(config.seed, f"towers.{tower.name}"):
+        module: Tower = kind(params, dense_dim + zero_columns, chosen_dims)
+        out_dim = module.out_dim
+        above = module.lift(tower.cut_at) if tower.cut_at else None
         block = TowerBlock(
-            kind(params, dense_dim + zero_columns, chosen_dims),
+            module,
             ColumnSelection(dense, num_dense),
             ColumnSelection(columns, starts[-1]),
             tower.inputs.towers,
+            head=head_kind(head_kind.Config(**tower.head.params), module.out_dim, context_dim),
             zero_columns=zero_columns,
             frozen=tower.frozen,
         )
     has_loss = tower.loss is not None and tower.loss.weight > 0
     if not has_loss and config.over_arch.logits == "none":
-        block.head.requires_grad_(False)
-    return block
+        block.get_submodule("head").requires_grad_(False)
+    return block, out_dim, above
 
 
 def _zero_columns(params: TowerParams, dense_dim: int, embedding_dims: Sequence[int]) -> int:

@@ -40,6 +40,18 @@ class MLP(nn.Module):
             in_dim = size
         self.layers = nn.Sequential(*layers)
 
+    def lift(self, layers: int) -> MLP:
+        """Takes the last ``layers`` linear layers off, with what follows each, and returns them."""
+        starts = [at for at, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
+        start = starts[-layers]
+        first = self.layers[start]
+        assert isinstance(first, nn.Linear)
+        top = MLP(first.in_features, ())
+        kept = [*self.layers]
+        top.layers, top.out_dim = nn.Sequential(*kept[start:]), self.out_dim
+        self.layers, self.out_dim = nn.Sequential(*kept[:start]), first.in_features
+        return top
+
     def forward(self, x_BN: Tensor) -> Tensor:
         """[B, in_dim] -> [B, out_dim]."""
         if not (self.own_kernels and own_kernel_applies(x_BN)):
@@ -73,8 +85,10 @@ class RowTolerantBatchNorm(nn.BatchNorm1d):
         return super().forward(x_BN)
 
 
-def project(layer: nn.Linear, x_BN: Tensor, *, own_kernels: bool) -> Tensor:
-    """``layer(x)``, with its bias gradient fused where own kernels are wanted and apply."""
+def project(layer: nn.Linear | None, x_BN: Tensor, *, own_kernels: bool) -> Tensor:
+    """``layer(x)``, with its bias gradient fused where own kernels are wanted and apply; without a layer ``x``."""
+    if layer is None:
+        return x_BN
     if own_kernels and own_kernel_applies(x_BN):
         return linear(x_BN, layer)
     projected: Tensor = layer(x_BN)

@@ -1,4 +1,4 @@
-"""The kinds of towers and local losses. A new one is a file and a line here."""
+"""The kinds of towers, local heads and local losses. A new one is a file (or a class) and a line here."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ TOWERS = {
     "transformer": "models.towers.transformer:TransformerTower",
 }
 
+HEADS = {
+    "linear": "models.heads:LinearHead",
+    "mlp": "models.heads:MLPHead",
+    "goodness": "models.heads:GoodnessHead",
+}
+
 LOCAL_LOSSES = {
     "bce": "models.local_losses:BCELoss",
     "focal": "models.local_losses:FocalLoss",
 }
 
-_GROUPS: dict[Group, dict[str, str]] = {"tower": TOWERS, "local_loss": LOCAL_LOSSES}
+_GROUPS: dict[Group, dict[str, str]] = {"tower": TOWERS, "head": HEADS, "local_loss": LOCAL_LOSSES}
 
 
 class ModelCatalog:
-    """Implements :class:`erase_rec.config.catalog.Catalog` for towers and local losses."""
+    """Implements :class:`erase_rec.config.catalog.Catalog` for towers, heads and local losses."""
 
     def kinds(self, group: Group) -> Sequence[str]:
         """Names registered in ``group``, sorted."""

@@ -56,7 +56,7 @@ class ContentCatalog:
 
     def __init__(self) -> None:
         models, sources = ModelCatalog(), SourceCatalog()
-        self._of: dict[Group, Catalog] = {"tower": models, "local_loss": models, "source": sources}
+        self._of: dict[Group, Catalog] = {"tower": models, "head": models, "local_loss": models, "source": sources}
 
     def kinds(self, group: Group) -> Sequence[str]:
         """Names registered in ``group``, sorted."""

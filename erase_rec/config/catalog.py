@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from erase_rec.config.types import Params
 
-Group = Literal["tower", "local_loss", "source"]
+Group = Literal["tower", "head", "local_loss", "source"]
 
 
 class Catalog(Protocol):

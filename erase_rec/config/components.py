@@ -7,12 +7,17 @@ from typing import Any
 
 from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.document import KeyPath
-from erase_rec.config.schema import Config, LossConfig, TowerConfig
-from erase_rec.config.types import Params, TowerParams
+from erase_rec.config.schema import Config, HeadConfig, LossConfig, TowerConfig
+from erase_rec.config.types import HeadParams, Params, TowerParams
 from erase_rec.config.validate import Problem, Validated, validate_params
 from erase_rec.errors import nearest
 
-_NOUN: Mapping[Group, str] = {"tower": "tower", "local_loss": "local loss", "source": "data source"}
+_NOUN: Mapping[Group, str] = {
+    "tower": "tower",
+    "head": "local head",
+    "local_loss": "local loss",
+    "source": "data source",
+}
 
 
 def fill_params(config: Config, validated: Validated, catalog: Catalog) -> tuple[Config, list[Problem]]:
@@ -53,12 +58,14 @@ class _Check:
         return params
 
     def tower(self, config: Config, tower: TowerConfig, path: KeyPath) -> TowerConfig:
-        """The tower with checked ``params``, its loss's too."""
+        """The tower with checked ``params``, its head's and its loss's too."""
         update: dict[str, Any] = {}
         params = self.params("tower", tower.kind, tower.params, path)
         if params is not None:
             update["params"] = _plain(params)
             self._fit(config, tower, params, path)
+            self._lift(tower, params, path)
+        update["head"] = self._head(config, tower.head, (*path, "head"))
         if tower.loss is not None:
             update["loss"] = self._loss(tower.loss, (*path, "loss"))
         return tower.model_copy(update=update)
@@ -66,6 +73,24 @@ class _Check:
     def _loss(self, loss: LossConfig, path: KeyPath) -> LossConfig:
         params = self.params("local_loss", loss.kind, loss.params, path)
         return loss if params is None else loss.model_copy(update={"params": _plain(params)})
+
+    def _head(self, config: Config, head: HeadConfig, path: KeyPath) -> HeadConfig:
+        params = self.params("head", head.kind, head.params, path)
+        if params is None:
+            return head
+        dims = sorted({feature.embedding_dim or config.embedding.dim for feature in config.features.sparse})
+        if isinstance(params, HeadParams) and params.reads_context and len(dims) > 1:
+            message = f"the context is a mean over all sparse features, which have embedding_dim {dims}; "
+            message += "give all features one embedding_dim, or use context: false"
+            self.problems.append(Problem((*path, "params", "context"), message))
+        return head.model_copy(update={"params": _plain(params)})
+
+    def _lift(self, tower: TowerConfig, params: Params, path: KeyPath) -> None:
+        """Refuses a cut below the tower's first layer."""
+        if isinstance(params, TowerParams) and tower.cut_at > params.liftable:
+            message = f"found {tower.cut_at}; a {tower.kind} of this size can have at most {params.liftable} layers "
+            message += "above its cut"
+            self.problems.append(Problem((*path, "cut_at"), message))
 
     def _fit(self, config: Config, tower: TowerConfig, params: Params, path: KeyPath) -> None:
         """Asks the tower's own rules about the inputs that it would get."""

@@ -182,6 +182,13 @@ class LossConfig(Model):
     params: ComponentParams = Field(default_factory=dict)
 
 
+class HeadConfig(Model):
+    """A tower's local head: from its output to its logit. ``params`` belongs to the head's ``kind``."""
+
+    kind: Text = "linear"
+    params: ComponentParams = Field(default_factory=dict)
+
+
 class TowerInputsConfig(Model):
     """What a tower reads: everything, nothing, or the named features."""
 
@@ -202,6 +209,10 @@ class TowerConfig(Model):
     stream: Text | None = None
     """``own``, ``main``, or a name that several towers share. ``None``: from the preset."""
     loss: LossConfig | None = None
+    head: HeadConfig = HeadConfig()
+    cut_at: NonNegativeInt = 0
+    """Layers above the cut, counted from the tower's output: the over-arch's loss trains them, and the local head reads
+    what is below."""
     frozen: Boolean = False
     """Keep its parameters as they are."""
     params: ComponentParams = Field(default_factory=dict)
@@ -212,8 +223,9 @@ class OverArchConfig(Model):
 
     hidden: tuple[PositiveInt, ...] = (64, 32)
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    logits: Literal["none", "inputs", "additive"] = "none"
-    """Local logits: not used, inputs of the MLP, or added to its output; cut where the tower is detached."""
+    logits: Literal["none", "inputs", "additive", "gated"] = "none"
+    """Local logits: not used, inputs of the MLP, added to its output, or added with a factor a row and tower that the
+    MLP's last layer gives; cut where the tower is detached."""
 
 
 class ModelConfig(Model):

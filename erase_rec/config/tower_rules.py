@@ -134,6 +134,23 @@ def _unreadable(config: Config) -> Iterator[Finding]:
             yield Finding(path, found, also=(("towers",),), hint=hint)
 
 
+def _cut_inside(config: Config) -> Iterator[Finding]:
+    read = {name for tower in config.towers for name in tower.inputs.towers}
+    for position, tower in enumerate(config.towers):
+        if tower.cut_at == 0:
+            continue
+        path, name = ("towers", position, "cut_at"), tower.name
+        if not tower.detach:
+            also = (("towers", position, "detach"), ("schedule", "preset"))
+            yield Finding(path, f"the tower {name!r} is not detached and has cut_at {tower.cut_at}", also=also)
+        if tower.frozen:
+            found = f"the tower {name!r} is frozen and has cut_at {tower.cut_at}"
+            yield Finding(path, found, also=(("towers", position, "frozen"),))
+        if name in read:
+            found = f"the tower {name!r} is read by another and has cut_at {tower.cut_at}"
+            yield Finding(path, found, also=(("towers",),))
+
+
 def _leaking(config: Config) -> Iterator[Finding]:
     """A detached tower's loss must end at the tower; an output that is not cut would carry it on."""
     cut = {tower.name: tower.detach for tower in config.towers}
@@ -196,6 +213,12 @@ TOWER_RULES = (
         "its local loss would train the other tower too",
         "set detach: true for the tower that is read, or detach: false for the one that reads it",
         _leaking,
+    ),
+    Rule(
+        "`towers[].cut_at` above 0 for a tower that is not detached, is frozen, or is read by another tower",
+        "the layers above the cut are trained with the over-arch, after all towers",
+        "use cut_at: 0 for this tower",
+        _cut_inside,
     ),
     Rule(
         "a `schedule.launch_order` that is not each tower once, those that are read before those that read them",

@@ -25,8 +25,22 @@ class Params(Model):
     """Base of the ``params`` section of a registered component (tower, local loss, data source)."""
 
 
+class HeadParams(Params):
+    """``params`` of a local head; subclasses sit beside the head that they configure."""
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether the head reads the context that all towers share."""
+        return False
+
+
 class TowerParams(Params):
     """``params`` of a tower; subclasses sit beside the tower that they configure."""
+
+    @property
+    def liftable(self) -> int:
+        """How many of the tower's last layers can be above its cut."""
+        return 0
 
     def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
         """Says what is wrong with these parameters for the tower's inputs.
@@ -128,3 +142,12 @@ class ProjectedTowerParams(TowerParams):
     def output_dim(self, dense_dim: int, embedding_dims: Sequence[int]) -> int:
         """``out_dim``."""
         return self.out_dim
+
+
+class ProjectedLastParams(ProjectedTowerParams):
+    """``params`` of a tower that ends in one linear projection, which alone can be above its cut."""
+
+    @property
+    def liftable(self) -> int:
+        """1."""
+        return 1

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import ProjectedTowerParams
+from erase_rec.config.types import ProjectedLastParams
 from models.kernels import own_kernel_applies
 from models.layers import project, side_by_side
-from models.towers.tower import Tower, field_problems
+from models.towers.tower import ProjectedTower, field_problems
 
 
-class AutoIntTower(Tower):
+class AutoIntTower(ProjectedTower):
     """ReLU(attention(e) + W_res e) a layer, then a linear projection of all fields (and the dense features)."""
 
-    class Config(ProjectedTowerParams):
+    class Config(ProjectedLastParams):
         """A layer's output is ``num_heads * head_dim`` a field."""
 
         num_layers: PositiveInt = 1

@@ -15,15 +15,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import ProjectedTowerParams
+from erase_rec.config.types import ProjectedLastParams
 from models.layers import project
-from models.towers.tower import Tower, field_problems
+from models.towers.tower import ProjectedTower, field_problems
 
 
-class CINTower(Tower):
+class CINTower(ProjectedTower):
     """X^k_h = sum_ij W^{k,h}_ij (X^{k-1}_i * X^0_j); every X^k is summed over D, concatenated and projected."""
 
-    class Config(ProjectedTowerParams):
+    class Config(ProjectedLastParams):
         """``layer_sizes``: feature maps H_k of each layer."""
 
         layer_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 32)

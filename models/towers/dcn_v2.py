@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import ProjectedTowerParams
+from erase_rec.config.types import ProjectedLastParams
 from models.kernels import own_kernel_applies
-from models.towers.tower import Tower
+from models.layers import project
+from models.towers.tower import ProjectedTower
 
 
-class DCNv2Tower(Tower):
+class DCNv2Tower(ProjectedTower):
     """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, then a linear projection; with a rank, W_l = U_l V_l^T."""
 
-    class Config(ProjectedTowerParams):
+    class Config(ProjectedLastParams):
         """``rank`` unset: full matrices."""
 
         num_layers: PositiveInt = 3
@@ -44,14 +45,14 @@ class DCNv2Tower(Tower):
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, E] -> [B, out_dim]."""
-        if self.own_kernels and self.rank is not None and own_kernel_applies(emb_BE):
+        rank, projection = self.rank, self.projection
+        if self.own_kernels and rank is not None and projection is not None and own_kernel_applies(emb_BE):
             from models.kernels.cross import cross_applies, cross_network
 
-            if cross_applies(self.rank, self.out_dim):
-                return cross_network(dense_BN.to(emb_BE.dtype), emb_BE, self.crosses, self.projection)
+            if cross_applies(rank, self.out_dim):
+                return cross_network(dense_BN.to(emb_BE.dtype), emb_BE, self.crosses, projection)
         x0_BX = torch.cat((dense_BN, emb_BE), dim=1)
         x_BX = x0_BX
         for cross in self.crosses:
             x_BX = x0_BX * cross(x_BX) + x_BX
-        result: Tensor = self.projection(x_BX)
-        return result
+        return project(self.projection, x_BX, own_kernels=False)

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import ProjectedTowerParams
+from erase_rec.config.types import ProjectedLastParams
 from models.layers import MLP, project
 from models.towers.fm import bi_interaction
-from models.towers.tower import Tower, field_problems
+from models.towers.tower import ProjectedTower, field_problems
 
 
-class DeepFMTower(Tower):
+class DeepFMTower(ProjectedTower):
     """W [bi_interaction(e); dense; e; MLP([dense; e])] + b."""
 
-    class Config(ProjectedTowerParams):
+    class Config(ProjectedLastParams):
         """Sizes of the deep part and of the projection."""
 
         hidden: tuple[PositiveInt, ...] = (128, 64)

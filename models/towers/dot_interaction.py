@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
@@ -34,6 +34,11 @@ class DotInteractionTower(Tower):
         bottom_hidden: tuple[PositiveInt, ...] = (64,)
         hidden: tuple[PositiveInt, ...] = (128,)
 
+        @property
+        def liftable(self) -> int:
+            """All but the top's first."""
+            return len(self.hidden)
+
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension; at least two vectors to multiply."""
             return field_problems("dot_interaction", embedding_dims, at_least=1 if dense_dim else 2)
@@ -50,6 +55,12 @@ class DotInteractionTower(Tower):
         self.top_dim = top_dim + self.zero_columns
         self.top = MLP(self.top_dim, (*config.hidden, config.out_dim))
         self.out_dim = config.out_dim
+
+    def lift(self, layers: int) -> nn.Module:
+        """See :class:`Tower`."""
+        top = self.top.lift(layers)
+        self.out_dim = self.top.out_dim
+        return top
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, F*D] -> [B, out_dim]."""

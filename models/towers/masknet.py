@@ -35,6 +35,11 @@ class MaskNetTower(Tower):
         mask_hidden: PositiveInt = 128
         hidden: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128,)
 
+        @property
+        def liftable(self) -> int:
+            """Those after the block."""
+            return len(self.hidden)
+
         def problems(self, dense_dim: int, embedding_dims: Sequence[int]) -> list[str]:
             """Fields of one dimension."""
             return field_problems("masknet", embedding_dims)
@@ -52,6 +57,12 @@ class MaskNetTower(Tower):
         self.block = nn.Sequential(nn.Linear(emb_dim, block_dim), nn.LayerNorm(block_dim), nn.ReLU())
         self.mlp = MLP(block_dim, (*config.hidden[1:], config.out_dim))
         self.out_dim = config.out_dim
+
+    def lift(self, layers: int) -> nn.Module:
+        """See :class:`Tower`."""
+        top = self.mlp.lift(layers)
+        self.out_dim = self.mlp.out_dim
+        return top
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, F*D] -> [B, out_dim]."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import Boolean, Number, ProjectedTowerParams
@@ -29,6 +29,11 @@ class MLPTower(Tower):
         batch_norm: Boolean = False
         """A training batch of one row uses the running statistics."""
 
+        @property
+        def liftable(self) -> int:
+            """All but the first."""
+            return len(self.hidden)
+
     def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
         super().__init__()
         self.mlp = MLP(
@@ -38,6 +43,12 @@ class MLPTower(Tower):
             batch_norm=config.batch_norm,
         )
         self.out_dim = config.out_dim
+
+    def lift(self, layers: int) -> nn.Module:
+        """See :class:`Tower`."""
+        top = self.mlp.lift(layers)
+        self.out_dim = self.mlp.out_dim
+        return top
 
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, E] -> [B, out_dim]."""

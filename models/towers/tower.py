@@ -29,9 +29,34 @@ class Tower(nn.Module, ABC):
     out_dim: int
     own_kernels: bool = False
 
+    def lift(self, layers: int) -> nn.Module:
+        """Takes the tower's last ``layers`` layers off and returns them: what it now gives to what it gave.
+
+        At most ``Config.liftable``; changes ``out_dim``.
+        """
+        raise NotImplementedError(f"no layer of a {type(self).__name__} can be above its cut")
+
     @abstractmethod
     def forward(self, dense_BN: Tensor, emb_BE: Tensor) -> Tensor:
         """[B, N], [B, E] -> [B, out_dim]."""
+
+
+class ProjectedTower(Tower):
+    """A tower that ends in one linear projection.
+
+    Attributes:
+        projection: None where it is above the cut.
+    """
+
+    projection: nn.Linear | None
+
+    def lift(self, layers: int) -> nn.Module:
+        """See :class:`Tower`: the projection."""
+        projection = self.projection
+        assert layers == 1
+        assert projection is not None
+        self.projection, self.out_dim = None, projection.in_features
+        return projection
 
 
 def field_problems(kind: str, embedding_dims: Sequence[int], *, at_least: int = 1) -> list[str]:

@@ -10,6 +10,12 @@ from schedule_cases import NAMES, make_config, tower
 from erase_rec.config.schema import Config
 
 MAX_TOWERS = 5
+HEADS: list[dict[str, Any]] = [
+    {},
+    {},
+    {"kind": "mlp", "params": {"hidden": (4,), "context": True}},
+    {"kind": "goodness", "params": {"threshold": 0.5}},
+]
 REDUCTIONS: list[dict[str, Any]] = [
     {},
     {"reduction": "bucket", "bucket_mib": 1e-4},
@@ -34,7 +40,15 @@ def towers(draw: st.DrawFn, *, consistent: bool) -> list[dict[str, Any]]:
         reads = draw(st.lists(st.sampled_from(readable), unique=True, max_size=2)) if readable else []
         stream = draw(st.sampled_from(["own", "own", "main", "first", "second"]))
         target = draw(st.sampled_from(["own", "joint"]))
-        sections.append(tower(name, *reads, loss=loss, target=target, detach=detach, frozen=frozen, stream=stream))
+        head = draw(st.sampled_from(HEADS))
+        sections.append(
+            tower(name, *reads, loss=loss, target=target, detach=detach, frozen=frozen, stream=stream, head=head)
+        )
+    read = {name for section in sections for name in section["inputs"]["towers"]}
+    for section in sections:
+        can = section["detach"] and not section["frozen"] and section["name"] not in read
+        if (can or not consistent) and draw(st.integers(0, 3)) == 0:
+            section["cut_at"] = 1
     return sections
 
 
@@ -51,7 +65,7 @@ def configurations(draw: st.DrawFn, *, consistent: bool = False) -> Config:
     modes = ["both", "both", "local", "main", "none"]
     return make_config(
         draw(towers(consistent=consistent)),
-        over_arch={"hidden": (8,), "logits": draw(st.sampled_from(["none", "inputs", "additive"]))},
+        over_arch={"hidden": (8,), "logits": draw(st.sampled_from(["none", "inputs", "additive", "gated"]))},
         schedule={
             "early_backward": early,
             "dispatch": dispatch,

@@ -45,6 +45,7 @@ class NoParams(Params):
 class FakeCatalog:
     MODELS: dict[str, dict[str, type[Params]]] = {  # noqa: RUF012, a constant
         "tower": {"cross": CrossParams, "mlp": MLPParams},
+        "head": {"linear": NoParams},
         "local_loss": {"bce": NoParams},
         "source": {"csv": CSVParams, "synthetic": NoParams},
     }
@@ -136,6 +137,7 @@ def test_spellings_of_a_whole_number(spelling: str) -> None:
         ("towers=[]", "towers: expected a list of 1 or more, found 0"),
         ("towers.deep.inputs.dense=maybe", "expected true, false or a list of names"),
         ("towers.deep.kind=mpl", "no tower is called 'mpl'; did you mean 'mlp'? (there are: cross, mlp)"),
+        ("towers.deep.head.kind=liner", "no local head is called 'liner'; did you mean 'linear'?"),
         ("towers.deep.loss.kind=bse", "no local loss is called 'bse'; did you mean 'bce'?"),
         ("data.kind=tsv", "no data source is called 'tsv'"),
         ("towers.deep.params.hiden=[3]", "towers.deep.params.hiden: unknown key; did you mean 'hidden'?"),

@@ -292,6 +292,19 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "no tower is detached and trained",
     ),
     ("frozen, loss", {"towers": towers({}, {"frozen": True})}, "towers.1.loss", "'t1' is frozen and has a loss"),
+    (
+        "cut inside, not cut",
+        {"towers": towers({}, {"cut_at": 1, "detach": False})},
+        "towers.1.cut_at",
+        "is not detached",
+    ),
+    (
+        "cut inside, frozen",
+        {"towers": towers({}, {"cut_at": 1, "frozen": True, "loss": None})},
+        "towers.1.cut_at",
+        "'t1' is frozen",
+    ),
+    ("cut inside, read", {"towers": towers({"cut_at": 2}, reading("t0"))}, "towers.0.cut_at", "use cut_at: 0"),
     ("reads itself", {"towers": towers(reading("t0"))}, "towers.0.inputs.towers", "'t0' reads itself"),
     (
         "reads nobody",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from erase_rec.config.schema import OverArchConfig
 from models.over_arch import OverArch
 
 DIMS = (3, 5)
+FORMS = get_args(OverArchConfig.model_fields["logits"].annotation)
 
 
 def make(**params: object) -> OverArch:
@@ -23,7 +26,7 @@ def inputs(batch: int = 4, dtype: torch.dtype = torch.float32) -> tuple[list[Ten
     return outputs, [torch.randn(batch, generator=generator, dtype=dtype) for _ in DIMS]
 
 
-@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+@pytest.mark.parametrize("logits", FORMS)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("hidden", [(), (6, 4)])
 def test_logit_is_a_vector_of_rows(logits: str, batch: int, hidden: tuple[int, ...]) -> None:
@@ -52,7 +55,28 @@ def test_additive_logits_are_summed_onto_the_logit() -> None:
     torch.testing.assert_close(additive(outputs, logits), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+def test_gates_start_as_additive_and_are_one_factor_a_row_and_tower() -> None:
+    outputs, logits = inputs(dtype=torch.float64)
+    gated, additive = make(logits="gated").double(), make(logits="additive").double()
+    gated.load_state_dict(additive.state_dict(), strict=False)
+    torch.testing.assert_close(gated(outputs, logits), additive(outputs, logits), rtol=1e-12, atol=1e-12)
+    assert gated.gate is not None
+    torch.nn.init.normal_(gated.gate.weight)
+    torch.nn.init.normal_(gated.gate.bias)
+    hidden = gated.mlp(torch.cat(outputs, dim=1))
+    plain = (hidden @ gated.head.linear.weight.T + gated.head.linear.bias)[:, 0]
+    gates = 2 / (1 + torch.exp(-(hidden @ gated.gate.weight.T + gated.gate.bias)))
+    terms = [gates[:, 0] * logits[0], gates[:, 1] * logits[1]]
+    torch.testing.assert_close(gated(outputs, logits), plain + terms[0] + terms[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gated.terms(outputs, logits), torch.stack(terms), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("logits", ["none", "inputs"])
+def test_logits_that_are_not_added_are_no_terms(logits: str) -> None:
+    assert make(logits=logits).terms(*inputs()) is None
+
+
+@pytest.mark.parametrize("logits", FORMS)
 def test_the_logit_of_a_bf16_over_arch_is_float32(logits: str) -> None:
     over_arch, (outputs, tower_logits) = make(logits=logits), inputs()
     expected = over_arch(outputs, tower_logits)

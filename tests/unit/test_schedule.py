@@ -63,6 +63,13 @@ TOPOLOGIES: dict[str, list[dict[str, Any]]] = {
         tower("cross", "deep", detach=False, loss=None),
         tower("attention", "cross", "deep", detach=False, loss=2.0, target="joint"),
     ],
+    "heads and cuts inside": [
+        tower("deep", cut_at=1),
+        tower("dot", head={"kind": "mlp", "params": {"hidden": (4,), "context": True}}, target="joint"),
+        tower("cross", "dot", cut_at=1, head={"kind": "mlp", "params": {"hidden": (4,)}}),
+        tower("mask", head={"kind": "goodness", "params": {"threshold": 0.5}}, loss=0.5),
+        tower("attention", "mask", detach=False, loss=0.5, head={"kind": "goodness"}),
+    ],
     "frozen": [
         tower("deep", detach=False, loss=None, frozen=True),
         tower("dot", loss=None, frozen=True),
@@ -106,7 +113,7 @@ def test_five_steps_equal_plain_training(towers: list[dict[str, Any]], mode: str
 
 
 @pytest.mark.parametrize("targets", ["own", "joint", "mixed"])
-@pytest.mark.parametrize("logits", ["none", "inputs", "additive"])
+@pytest.mark.parametrize("logits", ["none", "inputs", "additive", "gated"])
 def test_early_equals_aggregate_bitwise(targets: str, logits: str) -> None:
     """Launching a backward earlier changes no bit: each leaf's gradient is taken alone, summed in tower order."""
     kinds = ({"early_backward": False}, {"dispatch": "blocking"}, {"dispatch": "non_blocking", "workers": 3})

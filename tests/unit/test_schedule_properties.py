@@ -37,6 +37,11 @@ def mistakes(config: Config) -> dict[str, bool]:
         "nothing trains a tower": any(tower.detach and tower.name not in learning for tower in trained),
         "a frozen tower has a loss": any(tower.frozen and tower.name in learning for tower in towers),
         "a local loss leaks": any(tower.detach and kept & set(tower.inputs.towers) for tower in trained),
+        "a cut inside": any(
+            tower.cut_at
+            and (tower.frozen or tower.name in kept | {name for other in towers for name in other.inputs.towers})
+            for tower in towers
+        ),
         "nothing is early": schedule.early_backward and not any(tower.detach for tower in trained),
         "nothing to dispatch": schedule.dispatch == "non_blocking" and not schedule.early_backward,
         "workers without work": schedule.dispatch == "blocking" and schedule.workers > 1,
