@@ -17,6 +17,7 @@ from erase_rec.cli import (
     dashboard,
     doctor,
     evaluate,
+    export,
     fetch,
     init,
     inspect,
@@ -43,6 +44,7 @@ app.command("doctor")(doctor.command)
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("predict")(predict.command)
+app.command("export")(export.command)
 app.command("compare")(compare.command)
 app.command("fetch")(fetch.command)
 app.command("prepare")(prepare.command)
