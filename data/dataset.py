@@ -198,8 +198,26 @@ def build_datasets(
     return _unprepared(config, train_source, eval_source, features, share)
 
 
-def build_eval(config: Config, features: Features, *, rank: int = 0, world_size: int = 1, pin: bool = False) -> HeldOut:
+def build_eval(
+    config: Config,
+    features: Features,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    pin: bool = False,
+    train_source: Source | None = None,
+    eval_source: Source | None = None,
+) -> HeldOut:
     """Reads held-out rows, of ``data.eval`` or the run's own, for features that are already fitted.
+
+    Args:
+        config: checked, defaults filled in.
+        features: of the run.
+        rank: this process's rank.
+        world_size: number of ranks.
+        pin: batches in page-locked memory.
+        train_source: rows of which the configuration holds some out; None: those that it names.
+        eval_source: the rows; None: what the configuration names.
 
     Raises:
         DataError: the data cannot be read as configured, or the configuration names no rows to evaluate.
@@ -207,10 +225,10 @@ def build_eval(config: Config, features: Features, *, rank: int = 0, world_size:
     share = Share(rank, world_size, pin)
     if config.data.prepared is not None:
         held_out = _held_out(config, _of_folder(open_prepared(Path(config.data.prepared), config)), share)
-    elif (source := open_eval(config)) is not None:
+    elif (source := eval_source or (open_eval(config) if train_source is None else None)) is not None:
         held_out = _held_out(config, read_held_out(config, None, source, features), share)
     elif holds_out(config.data):
-        held_out = _held_out(config, read_held_out(config, open_train(config), None, features), share)
+        held_out = _held_out(config, read_held_out(config, train_source or open_train(config), None, features), share)
     else:
         held_out = None
     if held_out is None:

@@ -142,6 +142,17 @@ class Summary(_Section):
         return table
 
 
+class Evaluation(_Section):
+    """The part of a :class:`Summary` that an evaluation fills."""
+
+    eval: EvalSummary
+    towers: dict[str, TowerSummary] = {}
+
+    def table(self) -> Table:
+        """NE and AUC of the model and each tower."""
+        return metrics_table(self.eval, self.towers)
+
+
 def summarize_eval(result: EvalResult) -> tuple[EvalSummary, dict[str, TowerSummary]]:
     """The sections ``eval`` and ``towers`` of one evaluation."""
     extra: dict[str, Any] = dict(result.extra)

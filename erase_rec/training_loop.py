@@ -13,6 +13,7 @@ from torch import Tensor
 from erase_rec import checkpoint
 from erase_rec.batch import Batch, Scores
 from erase_rec.best_metric import BestMetric
+from erase_rec.callbacks import CallbackError, Callbacks
 from erase_rec.config.schema import Config
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.distributed.replicas import ReplicaGuard, RunningStatistics
@@ -43,7 +44,7 @@ BEST_METRIC = "eval.ne"
 
 @dataclass(frozen=True)
 class Parts:
-    """What a training run is made of, built by the command line."""
+    """What a training run is made of, built by a composition root."""
 
     config: Config
     world: World
@@ -72,6 +73,7 @@ class TrainingLoop:
         parts: what it trains.
         log: what it logs to; the first rank alone writes.
         progress: what it shows progress on, likewise.
+        callbacks: who is told of what happens, likewise.
         position: where it starts, and where it is.
         last_eval: the newest evaluation of this process.
         overlap: of the last logged step.
@@ -81,6 +83,7 @@ class TrainingLoop:
     parts: Parts
     log: RunLog
     progress: Progress
+    callbacks: Callbacks
     position: Position = field(default_factory=Position)
     last_eval: EvalResult | None = None
     overlap: OverlapReport | None = None
@@ -151,19 +154,26 @@ class TrainingLoop:
         batches = prefetch(
             self.parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True), self._device
         )
-        self.timer.resume()
         try:
+            self.callbacks.state.total_steps = self.total_steps
+            self.callbacks.start(position.step, position.epoch)
+            self.timer.resume()
             while not self._finished():
                 with self.timer.waiting():
                     batch = next(batches)
                 self._train_on(batch)
                 self.check_interrupt()
+        except CallbackError:
+            if self.parts.world.size == 1:  # a checkpoint is gathered from all ranks, and the others know nothing yet
+                self._save()
+            raise
         finally:
             batches.close()  # stops the loader's threads
         if self.parts.world.size > 1 and not self.parts.replicas.is_due(self.position.step):
             self._compare_replicas()
         self._evaluate()
         self._save()
+        self.callbacks.tell(self.position.step, self.position.epoch)
         if self.last_eval is None and self.parts.eval_loader is not None:
             self.last_eval = self.evaluate()  # resumed after the last evaluation: the same rows, the same result
         return "stopped_early" if self._stop else "completed"
@@ -193,6 +203,18 @@ class TrainingLoop:
             self._evaluate()
         if config.train.checkpoint_every_steps and position.step % config.train.checkpoint_every_steps == 0:
             self._save()
+        self.callbacks.step()
+        self._tell(logged)
+
+    def _tell(self, logged: bool) -> None:
+        """Lets callbacks end the run: at once where there is one rank, else where all ranks meet to log."""
+        callbacks, state, world = self.callbacks, self.callbacks.state, self.parts.world
+        callbacks.tell(self.position.step, self.position.epoch)
+        if callbacks.callbacks and world.size > 1 and logged:
+            state.stop_reason = world.broadcast_object("callbacks", state.stop_reason)
+        if state.stop_reason is not None and (world.size == 1 or logged):
+            self._stop = True
+            self.progress.message(f"stopped at step {self.position.step}: {state.stop_reason}")
 
     def _verify(self) -> None:
         """Meets what was left to the device: losses that are not finite, ids outside their tables."""
@@ -228,6 +250,7 @@ class TrainingLoop:
             values[f"tower/{block}/grad_norm" if tower else f"{block}/grad_norm"] = float(norm)
         self.log.scalars(step, values)
         self.progress.report(step, values)
+        self.callbacks.log(values)
         if step >= max(2 * config.optimizer.lr_schedule.warmup_steps, self.total_steps // 10):
             for sentence in health_warnings(self._judged(window)):
                 if sentence not in self._said:
@@ -258,6 +281,7 @@ class TrainingLoop:
         if self._early_stopping is not None and self._early_stopping.observe(watched[self._early_stopping.metric]):
             self._stop = True
         is_best = self._best.observe(watched[self._best.metric])
+        self.callbacks.evaluation(result)
         if is_best or self.parts.config.train.checkpoint_every_steps is None:
             self._save(is_best=is_best)
         self.timer.resume()
@@ -291,7 +315,8 @@ class TrainingLoop:
         }
         tensors = checkpoint_tensors(self.parts) | self._random.tensors()
         if self.parts.world.is_first:
-            self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
+            path = self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
+            self.callbacks.checkpoint(path)
         self._saved_step = self.position.step
         self.timer.resume()
 

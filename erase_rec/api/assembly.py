@@ -81,7 +81,7 @@ class Machine:
 
     @classmethod
     def prepare(cls, config: Config) -> Machine:
-        """Applies threads and TF32 and chooses the device.
+        """Applies threads and TF32 and chooses the device; inside :func:`restored_settings`.
 
         Raises:
             UserError: CUDA is asked for and not here.
@@ -114,6 +114,26 @@ class Machine:
 
 
 @contextmanager
+def restored_settings(*, on_cuda: bool) -> Iterator[None]:
+    """Puts back what a run sets for the whole process when the block ends: a notebook goes on as it was.
+
+    These are torch's threads, precision of float32 products and random generators, and the level of the log.
+    """
+    threads, precision, disabled = (
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        logging.root.manager.disable,
+    )
+    try:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_cuda else []):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        logging.disable(disabled)
+
+
+@contextmanager
 def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:
     """This process among the ranks that ``config`` asks for, and where it computes, until the block ends.
 
@@ -122,7 +142,10 @@ def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:
     """
     on_cuda = config.train.device != "cpu" and torch.cuda.is_available()
     grouped = config.distributed.reduction is not None
-    with join_world(on_cuda=on_cuda, timeout_s=config.distributed.timeout_s, grouped=grouped) as world:
+    with (
+        join_world(on_cuda=on_cuda, timeout_s=config.distributed.timeout_s, grouped=grouped) as world,
+        restored_settings(on_cuda=on_cuda),
+    ):
         if not world.is_first:
             logging.disable(logging.WARNING)  # the first rank speaks for all; errors are no log records
         yield world, Machine.prepare(config)

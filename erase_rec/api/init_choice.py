@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data.features.cells import LARGEST_EXACT_FLOAT
-from erase_rec.cli.init_facts import MISSING_WORDS, ColumnFacts
-from erase_rec.cli.init_label import shown_text
+from erase_rec.api.init_facts import MISSING_WORDS, ColumnFacts
+from erase_rec.api.init_label import shown_text
 from erase_rec.errors import UserError
 
 FEW = 20

@@ -30,7 +30,7 @@ from data.loader import Loader
 from data.quarantine import count_reasons
 from data.sources.source import Block, Chunk, Source
 from data.store import MemoryStore, UnseenValues
-from erase_rec.api.assembly import ContentCatalog, Machine, scorer, trained_model
+from erase_rec.api.assembly import ContentCatalog, Machine, restored_settings, scorer, trained_model
 from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config, LabelConfig
 from erase_rec.errors import UserError
@@ -71,9 +71,10 @@ class Predictor:
         folder = RunFolder.of_checkpoint(path)
         overrides = [f"train.device={device}"]
         config = load_config(str(folder.config), overrides, catalog=ContentCatalog()).config
-        machine = Machine.prepare(config)
         features = load_features(folder.features)
-        model = trained_model(config, features.table_rows, folder.checkpoint(path), machine)
+        with restored_settings(on_cuda=False):  # nothing is drawn at random
+            machine = Machine.prepare(config)
+            model = trained_model(config, features.table_rows, folder.checkpoint(path), machine)
         return cls(config, features, model, machine)
 
     def predict(
@@ -211,7 +212,8 @@ class Scoring:
     def _table(self, block: EncodedBlock, rows: RawRows, row_ids: IntArray) -> pa.Table:
         loader = Loader(MemoryStore([block]), local_batch_size=self._batch_size, pin=self._predictor.machine.pins)
         score = scorer(self._predictor.model, self._predictor.machine)
-        with torch.no_grad():
+        with restored_settings(on_cuda=False), torch.no_grad():
+            Machine.prepare(self._predictor.config)
             logits = [score(batch).logit.cpu() for batch in loader.batches(0)]  # host synchronisation: one a batch
         logit = torch.cat(logits)
         columns: dict[str, Any] = {"row_id": row_ids}

@@ -120,7 +120,30 @@ def read_document(path: Path) -> tuple[Node, list[str]]:
         raise ConfigError([f"{shown}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"{shown}: is not UTF-8 text (byte {error.start}); save it as UTF-8"]) from error
-    return _parse(text, shown)
+    return parse_document(text, shown)
+
+
+def node_of(value: Any, place: str) -> Node:
+    """Plain Python data as a tree: what the text of a YAML file would be read as.
+
+    Args:
+        value: mappings, sequences, texts, numbers, booleans and None.
+        place: where it was written, for messages.
+
+    Raises:
+        ConfigError: another type.
+    """
+    if value is None or isinstance(value, str):
+        return Node(value, place)
+    if isinstance(value, bool | int | float | Path):
+        return Node(str(value), place)
+    if isinstance(value, Mapping):
+        return Node({str(key): node_of(item, place) for key, item in value.items()}, place)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return Node(tuple(node_of(item, place) for item in value), place)
+    raise ConfigError(
+        [f"{place}: expected texts, numbers, booleans, lists and dictionaries, found {type(value).__name__} {value!r}"]
+    )
 
 
 def parse_value(text: str, place: str) -> Node:
@@ -136,7 +159,8 @@ def parse_value(text: str, place: str) -> Node:
     return node
 
 
-def _parse(text: str, shown: str) -> tuple[Node, list[str]]:
+def parse_document(text: str, shown: str) -> tuple[Node, list[str]]:
+    """Reads the text of a YAML file that messages call ``shown``; see :func:`read_document`."""
     composed = _compose(text, shown, is_file=True)
     reader = _Reader(shown, f"{shown}:1")
     root = Node({}, f"{shown}:1") if composed is None else reader.read(composed, f"{shown}:1")
@@ -158,19 +182,19 @@ def kind_of(value: Any) -> str:
     return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:56]}...'"
 
 
-class _TextLoader(yaml.SafeLoader):
+class TextLoader(yaml.SafeLoader):
     """PyYAML's parser with the two implicit types that are left."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012, the attribute PyYAML reads
 
 
-_TextLoader.add_implicit_resolver(_NULL, re.compile(r"(?:~|null|)\Z"), ["~", "n", ""])
-_TextLoader.add_implicit_resolver(_MERGE, re.compile(r"<<\Z"), ["<"])
+TextLoader.add_implicit_resolver(_NULL, re.compile(r"(?:~|null|)\Z"), ["~", "n", ""])
+TextLoader.add_implicit_resolver(_MERGE, re.compile(r"<<\Z"), ["<"])
 
 
 def _compose(text: str, shown: str, *, is_file: bool) -> yaml.Node | None:
     try:
-        node: yaml.Node | None = yaml.compose(text, Loader=_TextLoader)
+        node: yaml.Node | None = yaml.compose(text, Loader=TextLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark and is_file else shown

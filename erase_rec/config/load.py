@@ -7,12 +7,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from erase_rec.config.catalog import Catalog
 from erase_rec.config.components import fill_params
-from erase_rec.config.document import KeyPath, Node, display
+from erase_rec.config.document import KeyPath, Node, TextLoader, display
 from erase_rec.config.feature_defaults import IDLE_DEFAULTS, apply_feature_defaults
 from erase_rec.config.legality import RULES
 from erase_rec.config.merge import SHIPPED, merge, read_with_bases
@@ -57,18 +58,39 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), *, cata
     """
     path = find_config(name_or_path)
     document, problems = read_with_bases(path)
+    _, config = complete(document, overrides, catalog=catalog, problems=problems)
+    return LoadedConfig(config, path, path.stem, config_hash(config))
+
+
+def complete(
+    document: Node, overrides: Sequence[str] = (), *, catalog: Catalog, problems: Sequence[str] = ()
+) -> tuple[Node, Config]:
+    """Changes what was written by overrides, fills the rest and checks the whole.
+
+    Args:
+        document: without ``_base_``.
+        overrides: ``key=value`` texts.
+        catalog: towers, local losses and sources that may be named.
+        problems: what was found wrong while the document was read.
+
+    Returns:
+        What is written after the overrides, and the complete configuration.
+
+    Raises:
+        ConfigError: what is wrong, all of it.
+    """
     patch, more = parse_overrides(overrides, document)
-    problems += more
+    said = [*problems, *more]
     document, more = merge(document, patch)
-    problems += more
+    said += more
     config, found = _resolve(document, catalog, preset_overridden=len(list(patch.descend(PRESET))) > len(PRESET))
-    problems += [
+    said += [
         f"{document.place_of(problem.path)}: {document.shown(problem.path)}: {problem.message}" for problem in found
     ]
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+    if said:
+        raise ConfigError(list(dict.fromkeys(said)))
     assert config is not None
-    return LoadedConfig(config, path, path.stem, config_hash(config))
+    return document, config
 
 
 def find_config(name_or_path: str | Path) -> Path:
@@ -94,8 +116,16 @@ def find_config(name_or_path: str | Path) -> Path:
 
 def dump_config(config: Config) -> str:
     """YAML that :func:`load_config` reads as an equal configuration."""
-    plain = config.model_dump(mode="json")
-    return yaml.dump(plain, Dumper=_TextDumper, sort_keys=False, allow_unicode=True, width=120)
+    return _dump(config.model_dump(mode="json"), _TextDumper)
+
+
+def dump_document(document: Node) -> str:
+    """YAML that is read as an equal document; numbers stand without quotes, as people write them."""
+    return _dump(document.plain(), _DocumentDumper)
+
+
+def _dump(plain: Any, dumper: type[_TextDumper]) -> str:
+    return yaml.dump(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def config_hash(config: Config) -> str:
@@ -112,6 +142,12 @@ class _TextDumper(yaml.SafeDumper):
 
 
 _TextDumper.add_representer(str, _TextDumper.represent_text)
+
+
+class _DocumentDumper(_TextDumper):
+    """All scalars are text; in quotes stands what the loader would read as something else."""
+
+    yaml_implicit_resolvers = TextLoader.yaml_implicit_resolvers
 
 
 def _resolve(document: Node, catalog: Catalog, *, preset_overridden: bool) -> tuple[Config | None, list[Problem]]:

@@ -14,9 +14,9 @@ import pytest
 from in_process import call
 
 from data.sources.source import Chunk
+from erase_rec import Config, Trainer
 from erase_rec.api.predictor import Predictor, Scoring
 from erase_rec.cli.predict import _write
-from erase_rec.cli.train import train_frames
 from erase_rec.errors import UserError
 
 CONFIG = """
@@ -251,7 +251,10 @@ def test_a_run_on_frames_predicts_files_once_it_knows_their_kind(trained: Path, 
     config = tmp_path / "frames.yaml"
     text = CONFIG.format(held_out="null").replace("kind: csv, train: train.csv", "kind: pandas")
     config.write_text(text.replace("run: {name: r}", ""))
-    folder = train_frames(str(config), rows(1, 400), rows(2, 300), [f"run.dir={tmp_path}", "run.name=f"])
+    written = Config.from_yaml(config, [f"run.dir={tmp_path}", "run.name=f"])
+    trainer = Trainer(written, train=rows(1, 400), eval=rows(2, 300))
+    trainer.fit()
+    folder = trainer.folder
     start = ["predict", "--checkpoint", str(folder), "--input", "unlabelled.csv", "--out", str(tmp_path / "s.parquet")]
     refused = call(trained, *start, expect=2)
     assert "--kind: the run trained on kind pandas, which reads no files" in refused.stderr

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from erase_rec.cli.train import train_frames
-from erase_rec.errors import UserError
+from erase_rec import Config, Trainer, UserError
 
 CONFIG = """
 data: {{kind: {kind}, {paths} eval_fraction: 0.25, label: {{column: clicked}}}}
@@ -48,8 +47,9 @@ def test_a_frame_trains_as_its_rows_in_a_file_do(
     frame.to_parquet("rows.parquet", index=False)
     Path("frame.yaml").write_text(CONFIG.format(kind="pandas", paths=""))
     Path("file.yaml").write_text(CONFIG.format(kind="parquet", paths="train: rows.parquet,"))
-    folder = train_frames("frame.yaml", frame, overrides=["run.name=frame"])
-    assert folder == Path("runs/frame")
+    trainer = Trainer(Config.from_yaml("frame.yaml", ["run.name=frame"]), train=frame)
+    trainer.fit()
+    assert trainer.folder == Path("runs/frame")
     command(config="file.yaml", overrides=["run.name=file"], resume=None)
     assert "run folder" in capsys.readouterr().out
     of_frame, of_file = (json.loads(Path(f"runs/{name}/summary.json").read_text()) for name in ("frame", "file"))
@@ -63,4 +63,4 @@ def test_a_configuration_that_names_files_is_refused(tmp_path: Path, frame: pd.D
     path = tmp_path / "file.yaml"
     path.write_text(CONFIG.format(kind="parquet", paths="train: rows.parquet,"))
     with pytest.raises(UserError, match=r"data\.kind: found parquet, expected pandas"):
-        train_frames(str(path), frame, overrides=[f"run.dir={tmp_path}"])
+        Trainer(Config.from_yaml(path, [f"run.dir={tmp_path}"]), train=frame).fit()

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from erase_rec.cli.init_choice import MAX_BUCKETS, Choice, Pace, choose, embedding_dim
-from erase_rec.cli.init_facts import ColumnFacts
+from erase_rec.api.init_choice import MAX_BUCKETS, Choice, Pace, choose, embedding_dim
+from erase_rec.api.init_facts import ColumnFacts
 
 TEXT = ColumnFacts(name="x", form="text", kind="string", rows=200_000, distinct=150_000, examples=("a",), length=8)
 NUMBER = ColumnFacts(

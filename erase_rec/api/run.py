@@ -1,0 +1,257 @@
+"""One training run, from its data to its summary: what ``Trainer.fit`` and so ``erase-rec train`` do."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from data.dataset import Datasets, load_features
+from data.sources.paths import absolute
+from erase_rec import environment
+from erase_rec.api.assembly import ContentCatalog, Machine, build_parts, join_ranks
+from erase_rec.api.config import Config
+from erase_rec.api.introduction import introduction
+from erase_rec.callbacks import Callback, Callbacks, RunState
+from erase_rec.checkpoint import CheckpointManager, read_state
+from erase_rec.config import schema
+from erase_rec.config.load import config_hash, dump_config, load_config
+from erase_rec.distributed.world import World
+from erase_rec.errors import UserError
+from erase_rec.interrupt import noted_interrupts
+from erase_rec.position import Position, planned_steps
+from erase_rec.progress import Progress, show_progress
+from erase_rec.run_folder import RunFolder
+from erase_rec.run_log import FileRunLog, RunLog, final_scalars
+from erase_rec.schedule.audit import startup_audit
+from erase_rec.schedule.autotune import Tuning
+from erase_rec.schedule.overlap import OverlapReport
+from erase_rec.summary import (
+    DataSummary,
+    EvalSummary,
+    Status,
+    Summary,
+    ThroughputSummary,
+    TowerSummary,
+    TrainSummary,
+    summarize_eval,
+)
+from erase_rec.training_loop import Parts, TrainingLoop
+from models.ctr_model import build_local_losses
+
+RESUMABLE = ("train.", "eval.", "data.workers", "data.reading", "data.prepared")
+"""Sections and keys that may change when a run is resumed: no batch depends on them ..."""
+FIXED = ("train.local_batch_size", "train.precision", "train.device")
+"""... without these: the data position or the numbers depend on them."""
+
+
+@dataclass
+class Run:
+    """A run and what is known of it so far; on every rank alike.
+
+    Attributes:
+        open_data: builds the datasets of a configuration, with the options of :func:`data.dataset.build_datasets`.
+        callbacks: who is told of what happens.
+        shows: whether it shows what it does.
+        folder: its folder, once the first rank has chosen it.
+        summary: what it came to, once it has ended in whatever way.
+        overlap: of the last logged step.
+        bayes_ne: the best NE that the held-out rows allow, where it is known.
+        is_first: whether this is the first rank.
+    """
+
+    open_data: Callable[..., Datasets]
+    callbacks: Sequence[Callback]
+    shows: bool
+    folder: RunFolder | None = None
+    summary: Summary | None = None
+    overlap: OverlapReport | None = None
+    bayes_ne: float | None = None
+    is_first: bool = True
+
+    def start(self, written: Config) -> None:
+        """Trains anew. The folder is made once the data have been read, so that a mistake leaves none behind."""
+        resolved = written.resolved()
+        config = _with_absolute_paths(resolved)
+        with join_ranks(config) as (world, machine):
+            chosen = RunFolder(Path())
+            if world.is_first:
+                where = config.run
+                chosen = RunFolder.choose(
+                    Path(where.dir), where.name, config_name=written.name, config_hash=config_hash(resolved)
+                )
+            folder = RunFolder(world.broadcast_object("run_folder", chosen.path))
+            datasets = self.open_data(config, rank=world.rank, world_size=world.size, pin=machine.pins)
+            if world.is_first:
+                record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint}
+                with folder.made() as beginning:
+                    datasets.features.save(beginning.features)
+                    datasets.write_quarantine(beginning.path)
+                    beginning.write_environment(environment.describe() | record | {"seed": str(config.seed)})
+                    beginning.write_config(dump_config(config))
+            self._train(config, folder, datasets, machine, world, start=None, notes=[])
+
+    def resume(self, path: Path, overrides: Sequence[str]) -> None:
+        """Continues the run of a folder from its newest whole checkpoint; without one from the first step.
+
+        Raises:
+            UserError: it is no run, its data have changed, or an override would change what it learns.
+        """
+        for override in overrides:
+            key = override.partition("=")[0]
+            if key in FIXED or not key.startswith(RESUMABLE):
+                raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
+        folder = RunFolder.open(path)
+        config = _with_absolute_paths(load_config(folder.config, overrides, catalog=ContentCatalog()).config)
+        with join_ranks(config) as (world, machine):
+            datasets = self.open_data(
+                config,
+                features=load_features(folder.features),
+                rank=world.rank,
+                world_size=world.size,
+                pin=machine.pins,
+            )
+            recorded = folder.read_environment()["data_fingerprint"]
+            if recorded != datasets.fingerprint:
+                raise UserError(
+                    f"--resume: the data are not those of the run: their fingerprint is {datasets.fingerprint[:12]}, "
+                    f"the run read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
+                )
+            start, notes = _newest_checkpoint(folder, config, world)
+            if world.is_first:
+                folder.write_config(dump_config(config))
+            self._train(config, folder, datasets, machine, world, start=start, notes=notes)
+
+    def _train(
+        self,
+        config: schema.Config,
+        folder: RunFolder,
+        datasets: Datasets,
+        machine: Machine,
+        world: World,
+        *,
+        start: Path | None,
+        notes: list[str],
+    ) -> None:
+        """Trains, and leaves logs and a summary whatever happens; the first rank alone writes and speaks."""
+        self.folder, self.is_first, self.bayes_ne = folder, world.is_first, datasets.bayes_ne
+        tuned = Tuning.model_validate_json(folder.autotune.read_bytes()) if folder.autotune.exists() else None
+        parts = build_parts(config, datasets, folder, machine, world, tuning=tuned)
+        if parts.tuning is not None and tuned is None and world.is_first:
+            folder.autotune.write_text(parts.tuning.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        position = Position() if start is None else Position(**read_state(start)["position"])
+        total = planned_steps(config.train, datasets.train, position)
+        if position.epoch_rows and (dropped := datasets.train.dropped_rows(position.epoch_rows)):
+            notes = [*notes, f"{dropped} of the rows that are left of epoch {position.epoch + 1} are left out of it"]
+        with ExitStack() as stack:
+            log = stack.enter_context(
+                FileRunLog(folder.path, purge_step=position.step + 1) if world.is_first else RunLog()
+            )
+            speaks = self.shows and world.is_first
+            progress = stack.enter_context(show_progress(total, position.step) if speaks else Progress())
+            placement = [] if parts.tuning is None else [parts.tuning.sentence()]
+            for message in (*introduction(config, datasets, folder, machine, world), *placement, *notes):
+                progress.message(message)
+            log.text("config", f"```yaml\n{dump_config(config)}```")
+            log.hparams(config)
+            if position.step < total:
+                progress.message(_audit(parts, machine, log, position))
+            callbacks = Callbacks(self.callbacks, RunState(config, folder.path), world.is_first)
+            loop = TrainingLoop(parts, log, progress, callbacks, position)
+            self._fit(loop, datasets, folder, start)
+            assert self.summary is not None
+            log.final(loop.position.step, final_scalars(self.summary, machine.peak_memory_gib()))
+            if loop.overlap is not None:
+                log.text("overlap", loop.overlap.as_markdown())
+        if config.eval.scores and parts.eval_loader is not None:
+            scores = loop.evaluate(keep_scores=True).scores
+            if world.is_first:
+                pq.write_table(scores, folder.scores)
+
+    def _fit(self, loop: TrainingLoop, datasets: Datasets, folder: RunFolder, start: Path | None) -> None:
+        """Trains to the end; the first rank leaves a summary whatever happens to whichever rank."""
+        world, progress = loop.parts.world, loop.progress
+
+        def last_words() -> None:
+            progress.close()
+            _summarize(loop, datasets, "failed").write(folder.path)
+
+        world.last_words = last_words
+        status: Status = "failed"
+        try:
+            if start is not None:
+                loop.resume(start)
+            with noted_interrupts() as loop.check_interrupt:
+                status = loop.fit()
+        except KeyboardInterrupt:
+            status = "interrupted"
+            progress.message(f"interrupted; continue with: python train.py --resume {folder.path}")
+            raise
+        finally:
+            world.last_words = progress.close
+            self.summary, self.overlap = _summarize(loop, datasets, status), loop.overlap
+            if world.is_first:
+                self.summary.write(folder.path)
+            loop.callbacks.end(self.summary)
+
+
+def _newest_checkpoint(folder: RunFolder, config: schema.Config, world: World) -> tuple[Path | None, list[str]]:
+    """The checkpoint that the first rank finds, and what is to be said of it."""
+    found: tuple[Path | None, list[str]] = (None, [])
+    if world.is_first:
+        checkpoints = CheckpointManager(folder.checkpoints, config.train.keep_checkpoints)
+        checkpoints.recover()
+        found = checkpoints.latest()
+    start, notes = world.broadcast_object("checkpoint", found)
+    return start, [*notes, f"resuming from {start or 'the first step'}"]
+
+
+def _with_absolute_paths(config: schema.Config) -> schema.Config:
+    """Data paths that a resumed run finds from any folder."""
+    data = config.data
+    paths = {split: tuple(absolute(path) for path in getattr(data, split)) for split in ("train", "eval")}
+    prepared = None if data.prepared is None else absolute(data.prepared)
+    return config.model_copy(update={"data": data.model_copy(update={**paths, "prepared": prepared})})
+
+
+def _audit(parts: Parts, machine: Machine, log: RunLog, position: Position) -> str:
+    """Finds which loss trains what on the batch that comes first, logs it, and says the verdict.
+
+    Raises:
+        UserError: a detached tower would never be trained.
+    """
+    batches = parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True)
+    batch = next(batches).to(machine.device)
+    batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
+    report = startup_audit(parts.model, parts.plan, build_local_losses(parts.config), batch, log)
+    return "\n".join(report.verdict())
+
+
+def _summarize(loop: TrainingLoop, datasets: Datasets, status: Status) -> Summary:
+    """Collective where training came to its end; else, with several ranks, without what needs the others."""
+    ranks, global_batch_size = loop.parts.world.size, datasets.train.global_batch_size
+    throughput, ne = ThroughputSummary(global_batch_size=global_batch_size, ranks=ranks), math.nan
+    if ranks == 1 or status in {"completed", "stopped_early"}:
+        throughput = ThroughputSummary.of(loop.timer.total(), global_batch_size, ranks)
+        ne = loop.parts.metrics.lifetime()["train/ne"]
+    evaluation: EvalSummary = EvalSummary()
+    towers: dict[str, TowerSummary] = {}
+    if loop.last_eval is not None:
+        evaluation, towers = summarize_eval(loop.last_eval)
+    position = loop.position
+    return Summary(
+        status=status,
+        eval=evaluation,
+        towers=towers,
+        throughput=throughput,
+        train=TrainSummary(steps=position.step, rows=position.rows, ne=ne),
+        data=DataSummary(
+            fingerprint=datasets.fingerprint, unseen_share=datasets.unseen_share, bad_rows=datasets.bad_rows.count
+        ),
+    )
