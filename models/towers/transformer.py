@@ -33,6 +33,8 @@ class TransformerTower(Tower):
         feed_forward: PositiveInt = 4
         causal: Boolean = False
         """A token attends to itself and those before it."""
+        fused: Boolean = True
+        """Attention as one operation; false: as products, mask and softmax, which keep the [T, T] scores in memory."""
         dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
         """On the result of each sublayer."""
 
@@ -58,7 +60,7 @@ class TransformerTower(Tower):
 
     def __init__(self, config: Config, dense_dim: int, embedding_dims: Sequence[int]) -> None:
         super().__init__()
-        self.dim, self.heads, self.causal = config.dim, config.heads, config.causal
+        self.dim, self.heads, self.causal, self.fused = config.dim, config.heads, config.causal, config.fused
         self.attention_norm = nn.LayerNorm(config.dim)
         self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
         self.attention_output = nn.Linear(config.dim, config.dim)
@@ -80,6 +82,13 @@ class TransformerTower(Tower):
     def _attention(self, token_BTD: Tensor) -> Tensor:
         merged = self.query_key_value(token_BTD).reshape(-1, self.tokens, 3, self.heads, self.dim // self.heads)
         query_BHTK, key_BHTK, value_BHTK = merged.permute(2, 0, 3, 1, 4)
-        attended_BHTK = scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, is_causal=self.causal)
+        if self.fused:
+            attended_BHTK = scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, is_causal=self.causal)
+        else:
+            score_BHTT = query_BHTK @ key_BHTK.transpose(-1, -2) * (self.dim // self.heads) ** -0.5
+            if self.causal:
+                later_TT = torch.ones(self.tokens, self.tokens, dtype=torch.bool, device=score_BHTT.device).triu(1)
+                score_BHTT = score_BHTT.masked_fill(later_TT, -torch.inf)
+            attended_BHTK = score_BHTT.softmax(dim=-1) @ value_BHTK
         result: Tensor = self.attention_output(attended_BHTK.transpose(1, 2).flatten(2))
         return result

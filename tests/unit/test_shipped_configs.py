@@ -48,12 +48,21 @@ def test_exact_configuration_is_the_same_model_uncut() -> None:
     assert exact.over_arch == erase.over_arch
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("chains/deep_mlp.yaml", 6), ("chains/transformer.yaml", 3)])
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("chains/deep_mlp.yaml", 6),
+        ("chains/transformer.yaml", 3),
+        ("proxies/mnist_mlp.yaml", 30),
+        ("proxies/mnist_mlp_blocks.yaml", 6),
+        ("proxies/transformer.yaml", 3),
+    ],
+)
 def test_chains_are_blocks_that_read_the_one_before_each_with_its_own_loss(name: str, blocks: int) -> None:
     towers = load_config(name, catalog=ContentCatalog()).config.towers
     assert all(tower.detach and tower.loss and tower.loss.target == "own" for tower in towers)
     assert [tower.inputs.towers for tower in towers[1:]] == [(tower.name,) for tower in towers[:-1]]
-    assert sum(tower.name.startswith("block") for tower in towers) == blocks
+    assert sum(tower.name.startswith(("block", "layer")) for tower in towers) == blocks
 
 
 @pytest.mark.parametrize(

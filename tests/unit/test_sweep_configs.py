@@ -19,6 +19,7 @@ SWEEPS = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
 POINTS = {
     "blocking_vs_nonblocking": 35,
     "fup": 35,
+    "mnist_mlp": 24,
     "saturation": 81,
     "streams": 25,
     "table1": 60,

@@ -164,8 +164,9 @@ def interacted(fields: list[Tensor], m: int, query: Tensor, key: Tensor, value: 
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_transformer(rows: tuple[Tensor, Tensor], heads: int, causal: bool) -> None:
-    config = TransformerTower.Config(dim=N, heads=heads, feed_forward=3, causal=causal)
+@pytest.mark.parametrize("fused", [True, False])
+def test_transformer(rows: tuple[Tensor, Tensor], heads: int, causal: bool, fused: bool) -> None:
+    config = TransformerTower.Config(dim=N, heads=heads, feed_forward=3, causal=causal, fused=fused)
     tower = randomised(TransformerTower(config, N, (N,) * 6))
     assert isinstance(tower, TransformerTower)
     tokens = [list(torch.cat(row).split(N)) for row in zip(*rows, strict=True)]
