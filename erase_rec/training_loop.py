@@ -105,7 +105,6 @@ class TrainingLoop:
         self._best = BestMetric(train.early_stopping.metric if train.early_stopping else BEST_METRIC)
         self._device = self.parts.step.device()
         self.timer = StepTimer(clock_for(self._device), train.warmup_qps_steps)
-        self._program = program(self.parts.plan)
         self._said: set[str] = set()
         self._stop = False
         self._random = RandomState(self.parts.world, self._device)
@@ -241,7 +240,8 @@ class TrainingLoop:
         self.timer.pause()
         self._verify()
         window = self.parts.metrics.window()
-        self.overlap = overlap_report(self.parts.streams.intervals(), self._program)
+        ops = program(self.parts.plan.of_step(step - 1))
+        self.overlap = overlap_report(self.parts.streams.intervals(), ops)
         values = window | self.timer.window().scalars() | self.overlap.scalars()
         values["lr/dense"] = config.optimizer.dense.lr * factor
         values["lr/sparse"] = config.optimizer.sparse.lr * factor
@@ -336,6 +336,7 @@ def checkpoint_tensors(parts: Parts) -> dict[str, Tensor]:
         },
         **{f"optimizer/{name}": value for name, value in parts.optimizer.state().items()},
         **{f"{METRICS}{name}": value for name, value in parts.metrics.state_dict().items()},
+        **{f"objectives/{name}": value for name, value in parts.step.kept().items()},
     }
 
 

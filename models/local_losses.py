@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
-from erase_rec.config.schema import Fraction, LossConfig, NonNegativeNumber
+from erase_rec.config.schema import Fraction, LossConfig, NonNegativeNumber, PositiveInt, PositiveNumber
 from erase_rec.config.types import Params
 from erase_rec.kernels.cross_entropy import cross_entropy
 from erase_rec.protocols import LocalLoss
@@ -54,6 +54,36 @@ class FocalLoss:
         if self._alpha is not None:
             loss_B = loss_B * (self._alpha * label_B + (1 - self._alpha) * (1 - label_B))
         return loss_B.mean()
+
+
+class PairwiseLoss:
+    """Cross-entropy plus an auxiliary ranking loss on pairs of rows of the batch with different labels.
+
+    The ranking loss is the mean of -log sigmoid(s_clicked - s_not) (Rendle et al., "BPR", arXiv 1205.2618). Pairs are rows that lie 1, 2 ... ``shifts`` apart in the batch, round its end: linear in the rows, of fixed shapes,
+    and as good as random, because rows are shuffled. They are those of one rank. Without a pair it is 0.
+    """
+
+    class Config(Params):
+        """``weight`` of the ranking loss beside the cross-entropy; pairs a row."""
+
+        weight: PositiveNumber = 0.1
+        shifts: PositiveInt = 8
+
+    def __init__(self, config: Config) -> None:
+        self._weight, self._shifts = config.weight, config.shifts
+
+    def __call__(self, logit_B: Tensor, label_B: Tensor) -> Tensor:
+        """Scalar in the logit's precision, float32 at least."""
+        logit_B = at_least_float32(logit_B)
+        label_B = label_B.to(logit_B.dtype)
+        total, pairs = logit_B.new_zeros(()), logit_B.new_zeros(())
+        for shift in range(1, self._shifts + 1):
+            # 1: this row was clicked and the other was not; -1: the other way round; 0: no pair.
+            order_B = label_B - label_B.roll(shift)
+            loss_B = softplus(-order_B * (logit_B - logit_B.roll(shift)))
+            total = total + (order_B.square() * loss_B).sum()
+            pairs = pairs + order_B.square().sum()
+        return cross_entropy(logit_B, label_B) + self._weight * total / pairs.clamp(min=1)
 
 
 def build_local_loss(config: LossConfig) -> LocalLoss:

@@ -31,6 +31,7 @@ HEADS = {
 LOCAL_LOSSES = {
     "bce": "models.local_losses:BCELoss",
     "focal": "models.local_losses:FocalLoss",
+    "bce_pairwise": "models.local_losses:PairwiseLoss",
 }
 
 _GROUPS: dict[Group, dict[str, str]] = {"tower": TOWERS, "head": HEADS, "local_loss": LOCAL_LOSSES}

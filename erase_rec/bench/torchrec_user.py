@@ -98,6 +98,10 @@ class TorchRecStep:
         loss = loss.detach()
         return StepOutput(logit=logit.detach(), tower_logits={}, loss=loss, finite=torch.isfinite(loss).reshape(1))
 
+    def kept(self) -> dict[str, Tensor]:
+        """See :class:`erase_rec.protocols.TrainStep`: nothing."""
+        return {}
+
     def load_tables(self, weights: Sequence[Tensor]) -> None:
         """Copies weights [rows, dim] into the tables, in feature order."""
         for table, weight in zip(_tables_of(self.model.collection), weights, strict=True):

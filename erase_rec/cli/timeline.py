@@ -31,7 +31,7 @@ def command(
         for batch in run.batches(steps):
             run.parts.step(batch, measure=True)
         intervals = run.parts.streams.intervals()
-        report = overlap_report(intervals, program(run.parts.plan))
+        report = overlap_report(intervals, program(run.parts.plan.of_step(steps - 1)))
         how = f"{run.parts.plan.dispatch} dispatch" if report.towers else "aggregate backward"
         about = run.about() | {"dispatch": how, "step": f"step {steps}: {batch.size:,} rows"}
         is_first = run.world.is_first

@@ -123,6 +123,19 @@ def _stepless(config: Config) -> Iterator[Finding]:
         yield Finding((*section, "step_every"), "kind: step needs step_every", also=((*section, "kind"),))
 
 
+def _exact_of_nothing(config: Config) -> Iterator[Finding]:
+    if config.schedule.exact_every is not None and not any(tower.detach for tower in config.towers):
+        also = (("towers",), ("schedule", "preset"))
+        yield Finding(("schedule", "exact_every"), "is given and no tower is detached", also=also)
+
+
+def _exact_under_a_reducer(config: Config) -> Iterator[Finding]:
+    reduction = config.distributed.reduction
+    if config.schedule.exact_every is not None and reduction in {"ddp", "ddp_per_tower"}:
+        also = (("distributed", "reduction"), ("schedule", "preset"))
+        yield Finding(("schedule", "exact_every"), f"is given and distributed.reduction is {reduction}", also=also)
+
+
 TRAINING_RULES = (
     Rule(
         "`early_backward: true` with no tower that is detached and not frozen",
@@ -165,6 +178,18 @@ TRAINING_RULES = (
         "it chooses both",
         "leave out one of them",
         _autotuned_what_is_said,
+    ),
+    Rule(
+        "`schedule.exact_every` with no detached tower",
+        "nothing is cut in any step",
+        "leave exact_every out, or set detach: true for a tower",
+        _exact_of_nothing,
+    ),
+    Rule(
+        "`schedule.exact_every` with `distributed.reduction: ddp` or `ddp_per_tower`",
+        "a reducer of DDP is built for one kind of step: it would wait for gradients in another order",
+        "use distributed.reduction: bucket",
+        _exact_under_a_reducer,
     ),
     Rule(
         "a global `clip` with `schedule.optimizer: per_tower`",

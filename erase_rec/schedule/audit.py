@@ -9,6 +9,7 @@ holds those against its own: what bypasses the checks of the configuration shows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,8 +34,18 @@ BF16_TOLERANCE = 2e-2
 """The same in bf16, whose every rounding is up to 0.4 %."""
 
 
-def audit(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, *, step: int = 0) -> AuditReport:
+def audit(
+    model: CTRModel,
+    plan: Plan,
+    losses: Mapping[str, LocalLoss],
+    batch: Batch,
+    *,
+    step: int = 0,
+    kept: Mapping[str, Tensor] | None = None,
+) -> AuditReport:
     """Differentiates every loss of the plan alone on ``batch``, then runs the plan; changes nothing.
+
+    Where some steps cut nothing, both kinds of step are audited on the batch.
 
     Runs in the model's precision and in evaluation mode, because both passes must see the same model: no dropout, and
     running statistics are used and kept. Synchronises the host. On several ranks the tables are looked up as in
@@ -46,16 +57,34 @@ def audit(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: B
         losses: the local losses.
         batch: rows on the model's device.
         step: number of the audited batch, for the report.
+        kept: what local objectives have kept from the step before; None: what they start with.
     """
+    report = _audit_of(model, plan, losses, batch, step, kept)
+    if plan.exact_every is None:
+        return report
+    exact = _audit_of(model, plan.exact(), losses, batch, step, kept)
+    findings = (*report.findings, *(f"in a step that cuts nothing: {finding}" for finding in exact.findings))
+    return replace(report, exact_every=plan.exact_every, exact_norms=exact.norms, findings=findings)
+
+
+def _audit_of(
+    model: CTRModel,
+    plan: Plan,
+    losses: Mapping[str, LocalLoss],
+    batch: Batch,
+    step: int,
+    kept: Mapping[str, Tensor] | None,
+) -> AuditReport:
+    """One kind of step."""
     undeclared = [tower.name for tower in plan.towers if tower.loss is not None and tower.name not in losses]
     findings = [f"tower {name} has a local loss in the plan and none in the program" for name in undeclared]
     launches: tuple[EarlyLaunch, ...] = ()
     model.train(False)
     try:
         with accumulators_elsewhere():  # those of a DDP are on the streams of the training step
-            own = loss_gradients(model, plan, losses, batch)
+            own = loss_gradients(model, plan, losses, batch, kept)
             if not undeclared:  # without it the program cannot run
-                launches, differences = _run_schedule(model, plan, losses, batch, own, step)
+                launches, differences = _run_schedule(model, plan, losses, batch, own, step, kept)
                 findings += differences
     finally:
         model.train(True)
@@ -94,13 +123,19 @@ def startup_audit(
 
 
 def _run_schedule(
-    model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, own: LossGradients, step: int
+    model: CTRModel,
+    plan: Plan,
+    losses: Mapping[str, LocalLoss],
+    batch: Batch,
+    own: LossGradients,
+    step: int,
+    kept: Mapping[str, Tensor] | None,
 ) -> tuple[tuple[EarlyLaunch, ...], list[str]]:
     """The plan's program without reduction and update: its early launches, and where its gradients are others."""
     device = batch.label.device
     streams = MeasuredStreams(make_streams(plan.streams(), device), device)
     reduction = _RecordingReduction(trained_blocks(model, plan))
-    program = GradientProgram(model, plan, losses, streams, device=device, reduction=reduction)
+    program = GradientProgram(model, plan, losses, streams, device=device, reduction=reduction, kept=kept)
     gradients = program.gradients(batch)
     launches = tuple(_early_launches(streams.intervals(), reduction.norms, step))
     launched = {launch.tower for launch in launches}

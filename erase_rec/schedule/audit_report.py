@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from erase_rec.schedule.plan import MAIN_LOSS
@@ -61,6 +61,8 @@ class AuditReport:
         untrained: detached towers that get no gradient from their own loss.
         findings: what contradicts the plan, one sentence each; empty when the model trains as declared.
         steps: audited batches.
+        exact_every: every so many steps nothing is cut; None: never.
+        exact_norms: ``norms`` of such a step.
     """
 
     norms: Mapping[str, Mapping[str, float]]
@@ -71,6 +73,8 @@ class AuditReport:
     untrained: tuple[str, ...]
     findings: tuple[str, ...]
     steps: int = 1
+    exact_every: int | None = None
+    exact_norms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -85,7 +89,10 @@ class AuditReport:
 
     def tables(self) -> list[TextTable]:
         """Who trains whom, and the last batch's early launches where there are any."""
-        tables = [self._training_table()]
+        tables = [self._training_table("Which loss trains what", self.norms)]
+        if self.exact_every is not None:
+            title = f"Which loss trains what where nothing is cut, one step in {self.exact_every}"
+            tables.append(self._training_table(title, self.exact_norms))
         if self.launches:
             tables.append(self._launch_table())
         return tables
@@ -100,16 +107,16 @@ class AuditReport:
         """For TensorBoard."""
         return "\n\n".join([*(table.markdown() for table in self.tables()), "\n".join(self.verdict())])
 
-    def _training_table(self) -> TextTable:
+    def _training_table(self, title: str, norms: Mapping[str, Mapping[str, float]]) -> TextTable:
         rows = []
-        for block, by_loss in self.norms.items():
+        for block, by_loss in norms.items():
             reached = [f"{_loss_label(loss, block)} {norm:.3g}" for loss, norm in by_loss.items()]
             state = "frozen" if block in self.frozen else "nothing"
             rows.append((block, ", ".join(reached) or state))
         if self.kept:
             rows.append(("kept as they are", ", ".join(self.kept)))
         norm = "gradient norm" if self.steps == 1 else f"smallest gradient norm of {self.steps} batches"
-        return TextTable("Which loss trains what", ("block", f"trained by, {norm}"), tuple(rows))
+        return TextTable(title, ("block", f"trained by, {norm}"), tuple(rows))
 
     def _launch_table(self) -> TextTable:
         rows = tuple(
@@ -153,13 +160,8 @@ def loss_name(loss: str) -> str:
 def merge(reports: Sequence[AuditReport]) -> AuditReport:
     """One report of several batches, with the smallest norms, every launch and every finding once."""
     first = reports[0]
-    norms: dict[str, dict[str, float]] = {block: {} for block in first.norms}
-    for report in reports:
-        for block, by_loss in report.norms.items():
-            for loss, norm in by_loss.items():
-                norms[block][loss] = min(norm, norms[block].get(loss, norm))
     return AuditReport(
-        norms,
+        _smallest([report.norms for report in reports]),
         tuple(launch for report in reports for launch in report.launches),
         first.frozen,
         first.kept,
@@ -167,7 +169,19 @@ def merge(reports: Sequence[AuditReport]) -> AuditReport:
         _united([report.untrained for report in reports]),
         _united([report.findings for report in reports]),
         len(reports),
+        first.exact_every,
+        _smallest([report.exact_norms for report in reports]),
     )
+
+
+def _smallest(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The smallest norm of each block and loss."""
+    norms: dict[str, dict[str, float]] = {block: {} for block in several[0]}
+    for found in several:
+        for block, by_loss in found.items():
+            for loss, norm in by_loss.items():
+                norms[block][loss] = min(norm, norms[block].get(loss, norm))
+    return norms
 
 
 def of_ranks(reports: Sequence[AuditReport]) -> AuditReport:

@@ -31,12 +31,13 @@ from erase_rec.kernels.ordered_sum import ordered_sum
 from erase_rec.kernels.unit import unit_gradient
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
+from erase_rec.schedule.objective_state import ObjectiveState
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
 from erase_rec.schedule.program import Op, program
 from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
 from erase_rec.schedule.step_state import MicroState, StepState, total_of, whole
 from erase_rec.schedule.streams import Streams
-from erase_rec.schedule.tower_graphs import Graphs, make_graphs
+from erase_rec.schedule.tower_graphs import Graphs, NoGraphs, make_graphs
 from erase_rec.schedule.tower_state import IllegalTransitionError, Phase, TowerStates
 
 
@@ -56,6 +57,26 @@ class Gradients:
 Handler = Callable[[StepState, Op], None]
 """Does an operation, on its stream and on the thread that launches it."""
 
+Mean = Callable[[str, Tensor], None]
+"""Makes a tensor its mean over the ranks, in place, on the current stream (gloo: the host waits); named for the log."""
+
+
+class _Way:
+    """A kind of step: the configured one, or the one in which nothing is cut."""
+
+    def __init__(self, plan: Plan, graphs: Graphs) -> None:
+        self.plan, self.graphs = plan, graphs
+        self.towers = {tower.name: tower for tower in plan.towers}
+        self.late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
+        self.train_tables = {tower.name for tower in plan.towers if _leaf_needs_gradient(plan, tower)}
+        self._programs: dict[int, tuple[Op, ...]] = {}
+
+    def program(self, micro_batches: int) -> tuple[Op, ...]:
+        """The operations of a step over so many micro-batches."""
+        if micro_batches not in self._programs:
+            self._programs[micro_batches] = program(replace(self.plan, micro_batches=micro_batches))
+        return self._programs[micro_batches]
+
 
 class GradientProgram:
     """Runs a plan's program up to the gradients; :mod:`erase_rec.schedule.step` updates with them.
@@ -64,6 +85,7 @@ class GradientProgram:
         plan: what is run.
         blocks: trained parameters by block and name; frozen blocks are absent.
         reduction: holds the gradients.
+        objectives: what local objectives keep from step to step.
     """
 
     def __init__(
@@ -78,6 +100,8 @@ class GradientProgram:
         dispatch: Dispatch | None = None,
         graphs: Graphs | None = None,
         forwards: Mapping[str, Callable[..., Any]] | None = None,
+        kept: Mapping[str, Tensor] | None = None,
+        mean: Mean | None = None,
     ) -> None:
         """Binds the plan to a model.
 
@@ -91,6 +115,8 @@ class GradientProgram:
             dispatch: None: as the plan says.
             graphs: None: as the plan says.
             forwards: in place of the modules of those names (a tower's, ``over_arch``), such as compiled ones.
+            kept: what local objectives start from, copied; None: anew.
+            mean: over the ranks, of what local objectives keep; None: there is one rank.
         """
         self.model = model
         self.plan = plan
@@ -100,25 +126,30 @@ class GradientProgram:
         self._losses = losses
         self._streams = streams
         self._dispatch = dispatch or make_dispatch(plan.dispatch, plan.workers, device)
-        self._graphs = graphs or make_graphs(plan, model, device)
-        self._programs: dict[int, tuple[Op, ...]] = {}
+        usual = _Way(plan, graphs or make_graphs(plan, model, device))
+        # Captured forwards have no autograd graph, which one backward through everything needs.
+        self._ways = (usual, usual if plan.exact_every is None else _Way(plan.exact(), NoGraphs()))
+        self._way = usual
+        self.objectives = ObjectiveState(model, plan, device, kept)
+        self._mean = mean
         forwards = forwards or {}
         self._towers = {tower.name: forwards.get(tower.name, model.tower(tower.name)) for tower in plan.towers}
         self._run_over_arch = forwards.get(OVER_ARCH, model.over_arch)
-        self._late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
-        self._train_tables = {tower.name for tower in plan.towers if self._leaf_needs_gradient(tower)}
         self._states = TowerStates(tower.name for tower in plan.towers)
         self._run_op: dict[str, Handler] = {
             "lookup": self._lookup,
             "order": self._order,
             "forward": self._forward,
             "logit_join": self._logit_join,
+            "teacher": self._teacher,
             "local_loss": self._local_loss,
             "early_backward": self._early_backward,
             "over_arch": self._over_arch,
             "join": _nothing,
             "backward": self._backward,
             "reduce": self._reduce,
+            "follow": self._follow,
+            "average": self._average,
             "end": _nothing,
         }
 
@@ -126,21 +157,25 @@ class GradientProgram:
         """Trained dense parameters by the names that :class:`Gradients` uses, towers first."""
         return {name: parameter for block in self.blocks.values() for name, parameter in block.items()}
 
-    def run(self, batch: Batch, finish: Mapping[str, Handler], *, measure: bool = False) -> StepState:
+    def run(
+        self, batch: Batch, finish: Mapping[str, Handler], *, measure: bool = False, exact: bool = False
+    ) -> StepState:
         """Runs the program; ``finish`` does what needs more than gradients (such as ``check``, ``update``).
 
         Args:
             batch: one row or more, on the model's device.
             finish: by operation kind; kinds that it leaves out only wait for what they come after.
             measure: time the operations, where the streams can.
+            exact: as in a step in which nothing is cut.
 
         Raises:
             IllegalTransitionError: a tower is not where it should be.
             Exception: whatever an operation raised, here or on a worker, with a note that names it.
         """
+        way = self._way = self._ways[exact]
         count = min(self.plan.micro_batches, batch.size)
         state = StepState.of(batch, count)
-        ops = self._program(count)
+        ops = way.program(count)
         handlers = self._run_op | dict(finish)
         after_forward = next(position for position, op in enumerate(ops) if op.kind == "check")
         last = state.micros[-1]
@@ -148,11 +183,11 @@ class GradientProgram:
         self._streams.begin(measure=measure)
         self.reduction.begin()
         # Captures are the main thread's.
-        dispatch = BlockingDispatch() if self._graphs.begin(batch.size) else self._dispatch
+        dispatch = BlockingDispatch() if way.graphs.begin(batch.size) else self._dispatch
 
         def forward() -> dict[str, Tensor]:
             self._launch(state, ops[:after_forward], handlers, dispatch)
-            return {MAIN_LOSS: last.loss} | {name: last.weighted_losses[name] for name in self._late_losses}
+            return {MAIN_LOSS: last.loss} | {name: last.weighted_losses[name] for name in way.late_losses}
 
         try:
             losses = self.reduction.forward(forward)
@@ -170,14 +205,17 @@ class GradientProgram:
             raise
         return state
 
-    def gradients(self, batch: Batch) -> Gradients:
-        """Gradients of ``batch``, reduced, without any update; ready on the main stream. Its operations are timed."""
+    def gradients(self, batch: Batch, *, exact: bool = False) -> Gradients:
+        """Gradients of ``batch``, reduced, without any update; ready on the main stream. Its operations are timed.
+
+        What objectives keep stays as it is.
+        """
 
         def wait(state: StepState, op: Op) -> None:
             for block in self.updated_blocks(op):
                 self.wait(block)
 
-        state = self.run(batch, {"update": wait}, measure=True)
+        state = self.run(batch, {"update": wait, "follow": _nothing, "average": _nothing}, measure=True, exact=exact)
         found = {name: self.reduction.gradient(block, name) for block, held in self.blocks.items() for name in held}
         # Copies: a bucket and a captured tower write the next gradients where these are.
         parameters = {name: None if gradient is None else gradient.clone() for name, gradient in found.items()}
@@ -211,11 +249,6 @@ class GradientProgram:
         if block in self._towers:
             self._states.advance(block, Phase.STEPPED)
 
-    def _program(self, micro_batches: int) -> tuple[Op, ...]:
-        if micro_batches not in self._programs:
-            self._programs[micro_batches] = program(replace(self.plan, micro_batches=micro_batches))
-        return self._programs[micro_batches]
-
     def _launch(self, state: StepState, ops: Sequence[Op], handlers: Mapping[str, Handler], dispatch: Dispatch) -> None:
         for op in ops:
             for key in op.joins:
@@ -236,9 +269,9 @@ class GradientProgram:
     def _lookup(self, state: StepState, op: Op) -> None:
         batch = state.batch
         state.pooled = self.model.embeddings(batch.sparse)
-        state.tower_input = self._graphs.hold("pooled", state.pooled).detach()
-        dense = self._graphs.hold("dense", batch.dense.to(state.pooled.dtype))
-        label = self._graphs.hold("label", batch.label)
+        state.tower_input = self._way.graphs.hold("pooled", state.pooled).detach()
+        dense = self._way.graphs.hold("dense", batch.dense.to(state.pooled.dtype))
+        label = self._way.graphs.hold("label", batch.label)
         for micro in state.micros:
             micro.dense, micro.label = dense[micro.rows], label[micro.rows]
 
@@ -249,32 +282,30 @@ class GradientProgram:
         micro, tower = state.micros[op.micro], self._tower(op)
         self._states.advance(tower.name, Phase.FORWARD, op.micro)
         leaf = state.tower_input[micro.rows]
-        if tower.name in self._train_tables:
+        if tower.name in self._way.train_tables:
             leaf.requires_grad_()
-        inputs = [self._graphs.hold(f"{op.key}:{name}", self._cut(micro.outputs, name)) for name in tower.inputs]
+        inputs = [self._way.graphs.hold(f"{op.key}:{name}", self._cut(micro.outputs, name)) for name in tower.inputs]
 
         def compute() -> tuple[Tensor, Tensor]:
             output, logit = self._towers[tower.name](micro.dense, leaf, inputs)
             return output, logit
 
         last = self._is_last(state, op)
-        output, logit = self._graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
+        output, logit = self._way.graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
         assert output is not None
         assert logit is not None
         micro.leaves[tower.name], micro.outputs[tower.name], micro.logits[tower.name] = leaf, output, logit
 
-    def _leaf_needs_gradient(self, tower: TowerPlan) -> bool:
-        """Whether a loss that may train the tables reaches this tower."""
-        losses = self.plan.losses_reaching(tower.name)
-        allowed = self.plan.embedding_gradient
-        return (allowed in {"main", "both"} and OVER_ARCH in losses) or (
-            allowed in {"local", "both"} and bool(losses - {OVER_ARCH})
-        )
-
     def _logit_join(self, state: StepState, op: Op) -> None:
         micro = state.micros[op.micro]
         total = ordered_sum([logit.detach() for logit in micro.logits.values()])
-        micro.logit_sum = self._graphs.hold(op.key, total)
+        micro.logit_sum = self._way.graphs.hold(op.key, total)
+
+    def _teacher(self, state: StepState, op: Op) -> None:
+        micro = state.micros[op.micro]
+        names = [tower.name for tower in self.plan.towers]
+        outputs, logits = ([found[name].detach() for name in names] for found in (micro.outputs, micro.logits))
+        micro.teacher = self._way.graphs.hold(op.key, self.objectives.teach(outputs, logits))
 
     def _local_loss(self, state: StepState, op: Op) -> None:
         """The tower's loss; its graph ends at the tower's leaf, inputs and parameters."""
@@ -283,11 +314,14 @@ class GradientProgram:
         assert tower.loss is not None
         weight = micro.share * tower.loss.weight
 
-        def compute() -> tuple[Tensor, Tensor]:
-            loss = self._losses[tower.name](self._target_logit(micro, tower), micro.label)
-            return loss, loss if weight == 1 else weight * loss
+        factor = self.objectives.factor(tower)
 
-        loss, weighted = self._graphs.run(op, compute)
+        def compute() -> tuple[Tensor, Tensor]:
+            loss = self._losses[tower.name](self._target_logit(micro, tower), self._label(micro, tower))
+            weighted = loss if weight == 1 else weight * loss
+            return loss, weighted if factor is None else weighted * factor.to(loss.dtype)
+
+        loss, weighted = self._way.graphs.run(op, compute)
         assert loss is not None
         assert weighted is not None
         micro.local_losses[tower.name], micro.weighted_losses[tower.name] = loss, weighted
@@ -301,6 +335,14 @@ class GradientProgram:
         joint: Tensor = _InPlaceOf.apply(logit, micro.logit_sum)  # type: ignore[no-untyped-call]
         return joint
 
+    def _label(self, micro: MicroState, tower: TowerPlan) -> Tensor:
+        """The rows' labels, mixed with the teacher's predictions where the loss asks for it."""
+        assert tower.loss is not None
+        if tower.loss.teacher == 0:
+            return micro.label
+        assert micro.teacher is not None
+        return torch.lerp(micro.label.to(micro.teacher.dtype), micro.teacher, tower.loss.teacher)
+
     def _early_backward(self, state: StepState, op: Op) -> None:
         micro, tower = state.micros[op.micro], self._tower(op)
         self._states.advance(tower.name, Phase.BACKWARD, op.micro)
@@ -308,7 +350,7 @@ class GradientProgram:
         names = [tower.name] if leaf.requires_grad else []
 
         def grad(loss: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-            return self._graphs.run(op, lambda: _grad(loss, inputs))
+            return self._way.graphs.run(op, lambda: _grad(loss, inputs))
 
         leaves = [leaf] if names else []
         loss = micro.weighted_losses[tower.name]
@@ -330,12 +372,12 @@ class GradientProgram:
     def _backward(self, state: StepState, op: Op) -> None:
         """Aggregate backward: the main loss and every local loss that was not launched early, in one call."""
         micro, last = state.micros[op.micro], self._is_last(state, op)
-        rest = [tower for tower in self.plan.towers if not tower.early]
+        rest = [tower for tower in self._way.plan.towers if not tower.early]
         trained = [tower.name for tower in rest if not tower.frozen]
         for name in trained:
             self._states.advance(name, Phase.BACKWARD, op.micro)
         main = micro.loss if micro.share == 1 else micro.share * micro.loss
-        local = total_of([micro.weighted_losses[name] for name in self._late_losses])
+        local = total_of([micro.weighted_losses[name] for name in self._way.late_losses])
         total = main if local is None else main + local
         leaves = [tower.name for tower in rest if micro.leaves[tower.name].requires_grad]
         chosen = {"both": total, "main": main, "local": local, "none": None}[self.plan.embedding_gradient]
@@ -357,12 +399,21 @@ class GradientProgram:
             self._states.advance(op.tower, Phase.REDUCING)
         self.reduction.start(op.tower or OVER_ARCH)
 
+    def _follow(self, state: StepState, op: Op) -> None:
+        factors = self.objectives.follow(state.loss(), state.local_losses())
+        if self._mean is not None:
+            self._mean(op.kind, factors)
+        self.objectives.settle()
+
+    def _average(self, state: StepState, op: Op) -> None:
+        self.objectives.average(self.model.over_arch)
+
     def _tower(self, op: Op) -> TowerPlan:
         assert op.tower is not None
-        return self.plan.tower(op.tower)
+        return self._way.towers[op.tower]
 
     def _cut(self, values: Mapping[str, Tensor], name: str) -> Tensor:
-        return values[name].detach() if self.plan.tower(name).detach else values[name]
+        return values[name].detach() if self._way.towers[name].detach else values[name]
 
     def _is_last(self, state: StepState, op: Op) -> bool:
         return op.micro == len(state.micros) - 1
@@ -407,6 +458,15 @@ def named_parameters(module: TowerBlock | OverArch, prefix: str) -> dict[str, nn
     """Parameters of a tower block or over-arch by ``prefix.<name>``."""
     assert isinstance(module, nn.Module)
     return {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def _leaf_needs_gradient(plan: Plan, tower: TowerPlan) -> bool:
+    """Whether a loss that may train the tables reaches this tower."""
+    losses = plan.losses_reaching(tower.name)
+    allowed = plan.embedding_gradient
+    return (allowed in {"main", "both"} and OVER_ARCH in losses) or (
+        allowed in {"local", "both"} and bool(losses - {OVER_ARCH})
+    )
 
 
 def _nothing(state: StepState, op: Op) -> None:

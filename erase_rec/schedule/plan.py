@@ -6,7 +6,7 @@ side by side, or in chains: a tower may read the outputs of earlier ones, cut wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from erase_rec.config.schema import Config, TowerConfig
@@ -26,10 +26,20 @@ Reduction = Literal["ddp", "ddp_per_tower", "bucket"]
 
 @dataclass(frozen=True)
 class LossPlan:
-    """A declared local loss: its factor in the sum of losses and what it is computed on."""
+    """A declared local loss.
+
+    Attributes:
+        weight: its factor in the sum of losses.
+        target: what it is computed on.
+        weight_floor: the weight is multiplied by what the loss was above the main loss in the step before, and this at
+            least; None: it stays as it is.
+        teacher: share of the teacher's prediction in the label.
+    """
 
     weight: float
     target: Literal["own", "joint"]
+    weight_floor: float | None = None
+    teacher: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ class Plan:
         launch_order: all towers in the order in which the host launches them, each after those that it reads;
             empty: as they stand.
         high_priority: towers whose streams' kernels the device starts before those of others.
+        exact_every: every so many steps nothing is cut; None: never.
+        teacher_decay: share of its old value in the teacher's exponential average.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -85,6 +97,8 @@ class Plan:
     cuda_graph: Literal["none", "tower", "step"] = "none"
     launch_order: tuple[str, ...] = ()
     high_priority: tuple[str, ...] = ()
+    exact_every: int | None = None
+    teacher_decay: float = 0.999
 
     @classmethod
     def from_config(cls, config: Config, world_size: int = 1) -> Plan:
@@ -107,7 +121,22 @@ class Plan:
             cuda_graph=schedule.cuda_graph,
             launch_order=schedule.launch_order,
             high_priority=schedule.high_priority,
+            exact_every=schedule.exact_every,
+            teacher_decay=config.over_arch.teacher_decay,
         )
+
+    def is_exact(self, step: int) -> bool:
+        """Whether nothing is cut in the step of that number, from 0: in the last of every ``exact_every``."""
+        return self.exact_every is not None and (step + 1) % self.exact_every == 0
+
+    def exact(self) -> Plan:
+        """The plan of the steps in which nothing is cut: the same losses, towers and streams, and one backward."""
+        towers = tuple(replace(tower, detach=False, early=False) for tower in self.towers)
+        return replace(self, towers=towers, exact_every=None)
+
+    def of_step(self, step: int) -> Plan:
+        """The plan of the step of that number, from 0."""
+        return self.exact() if self.is_exact(step) else self
 
     def tower(self, name: str) -> TowerPlan:
         """The plan of the tower of that name."""
@@ -120,6 +149,14 @@ class Plan:
     def trained(self) -> tuple[TowerPlan, ...]:
         """Towers whose parameters are updated."""
         return tuple(tower for tower in self.towers if not tower.frozen)
+
+    def taught(self) -> tuple[TowerPlan, ...]:
+        """Towers whose loss asks the teacher."""
+        return tuple(tower for tower in self.towers if tower.loss is not None and tower.loss.teacher > 0)
+
+    def following(self) -> tuple[TowerPlan, ...]:
+        """Towers whose loss's weight follows the losses."""
+        return tuple(tower for tower in self.towers if tower.loss is not None and tower.loss.weight_floor is not None)
 
     def streams(self) -> tuple[str, ...]:
         """Names of the side streams, in order of first use."""
@@ -149,7 +186,10 @@ class Plan:
 def _tower_plan(tower: TowerConfig, early_backward: bool) -> TowerPlan:
     assert tower.detach is not None
     assert tower.stream is not None
-    loss = LossPlan(tower.loss.weight, tower.loss.target) if tower.loss and tower.loss.weight > 0 else None
+    loss = None
+    if tower.loss and tower.loss.weight > 0:
+        declared = tower.loss
+        loss = LossPlan(declared.weight, declared.target, declared.weight_floor, declared.teacher or 0.0)
     return TowerPlan(
         name=tower.name,
         # A tower's own stream cannot collide with a shared one: tower names hold no colon.

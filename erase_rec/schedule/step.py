@@ -64,19 +64,24 @@ class ScheduledStep:
 
     def __call__(self, batch: Batch, *, measure: bool = False) -> StepOutput:
         """See :class:`erase_rec.protocols.TrainStep`."""
+        exact = self._gradients.plan.is_exact(self._guard.step)
         self._guard.poll()  # on CUDA the host waits here; before any work and any collective of this step
         if self._graphs is None:
-            output = self._launch(batch, measure)
+            output = self._launch(batch, measure, exact)
         else:
-            output = self._graphs.run(batch, measure, self._launch)
+            output = self._graphs.run(batch, measure, exact, self._launch)
         if self.device().type == "cuda":
             self._look_at(output, batch)
         return output
 
+    def kept(self) -> dict[str, Tensor]:
+        """See :class:`erase_rec.protocols.TrainStep`."""
+        return self._gradients.objectives.tensors()
+
     def _look_at(self, output: StepOutput, batch: Batch) -> None:
         self._guard.check(output.finite, (MAIN_LOSS, *output.local_losses), batch.row_ids)
 
-    def _launch(self, batch: Batch, measure: bool) -> StepOutput:
+    def _launch(self, batch: Batch, measure: bool, exact: bool) -> StepOutput:
         """Launches the whole step; on CUDA without synchronising the host, so that it can be captured."""
         norms: dict[str, Tensor] = {}
 
@@ -110,7 +115,7 @@ class ScheduledStep:
             embeddings.backward_and_update(state.pooled, gradient, state.order)
 
         finish = {"check": check, "metrics": metrics, "update": update, "table_update": table_update}
-        return self._gradients.run(batch, finish, measure=measure).output
+        return self._gradients.run(batch, finish, measure=measure, exact=exact).output
 
     def _take_gradients(self, block: str) -> dict[str, Tensor | None]:
         self._gradients.wait(block)

@@ -31,8 +31,8 @@ DENSE_ALIGNMENT = 8
 SPARE_IDS = 1.25
 """Room for ids in a batch of bags, relative to the most that a batch has had."""
 
-Launch = Callable[[Batch, bool], StepOutput]
-"""(batch, measure) -> output; synchronises no host."""
+Launch = Callable[[Batch, bool, bool], StepOutput]
+"""(batch, measure, exact) -> output; synchronises no host."""
 logger = logging.getLogger(__name__)
 
 
@@ -92,9 +92,9 @@ class _Captured:
 
 
 class StepGraphs:
-    """Graphs of one number of rows, one of plain steps and one of measured ones.
+    """Graphs of one number of rows, one of plain steps and one of measured ones, of each kind of step that comes up.
 
-    Both share a memory pool: they are replayed one after the other on one stream.
+    All share a memory pool: they are replayed one after the other on one stream.
     """
 
     def __init__(
@@ -125,11 +125,12 @@ class StepGraphs:
         self._held: HeldBatch | None = None
         self._frozen: tuple[float, ...] = ()
         self._before: tuple[float, ...] = ()
-        self._captured: dict[bool, _Captured] = {}
+        self._captured: dict[tuple[bool, bool], _Captured] = {}
         self._said: set[str] = set()
+        self._pool: Any = None
 
-    def run(self, batch: Batch, measure: bool, launch: Launch) -> StepOutput:
-        """The step of ``batch``, replayed where that is possible.
+    def run(self, batch: Batch, measure: bool, exact: bool, launch: Launch) -> StepOutput:
+        """The step of ``batch``, replayed where that is possible; ``exact``: one in which nothing is cut.
 
         Raises:
             UserError: it cannot be replayed, under ``strict``.
@@ -140,16 +141,18 @@ class StepGraphs:
         if self._held is None or batch.size == self._held.batch.size:
             self._most_ids = max(self._most_ids, batch.sparse.values.numel())
         if self._held is None and seen <= WARM_UP_STEPS:
-            return launch(batch, measure)
+            return launch(batch, measure, exact)
         cause = self._cannot(batch, settled=scalars == before)
         if cause is not None:
             self._say(cause)
-            return launch(batch, measure)
+            return launch(batch, measure, exact)
         if self._held is None or not self._held.takes(batch) or scalars != self._frozen:
-            self._capture(batch, scalars, launch)
+            self._hold(batch, scalars)
         assert self._held is not None
         self._held.fill(batch)
-        return self._replay(measure)
+        if (measure, exact) not in self._captured:
+            self._capture(self._held, exact, launch)
+        return self._replay(measure, exact)
 
     def _cannot(self, batch: Batch, *, settled: bool) -> str | None:
         """Why a step cannot be replayed."""
@@ -172,28 +175,30 @@ class StepGraphs:
             self._said.add(cause)
             logger.warning("schedule.cuda_graph: step runs uncaptured: %s", cause)
 
-    def _capture(self, batch: Batch, scalars: tuple[float, ...], launch: Launch) -> None:
+    def _hold(self, batch: Batch, scalars: tuple[float, ...]) -> None:
+        """Starts anew, with addresses for batches like this one."""
         bags = not batch.sparse.single_valued
         room = int(self._most_ids * SPARE_IDS) if bags else self._most_ids
         self._captured.clear()  # frees the pool of the capture before
-        held = self._held = HeldBatch(batch, room)
-        self._frozen = scalars
-        held.fill(batch)
-        pool: Any = None
+        self._held = HeldBatch(batch, room)
+        self._frozen, self._pool = scalars, None
+
+    def _capture(self, held: HeldBatch, exact: bool, launch: Launch) -> None:
+        """Captures the plain and the measured step of a kind."""
         for measure in (False, True):
             graph = torch.cuda.CUDAGraph()
             # thread_local: the loader's threads go on to use the device's allocator meanwhile.
             with (
                 self._collectives.capturing() as collectives,
-                torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
-                output = launch(held.batch, measure)
-            pool = graph.pool()
+                output = launch(held.batch, measure, exact)
+            self._pool = graph.pool()
             measured = replace(self._streams.measured, start_s=None) if measure else None
-            self._captured[measure] = _Captured(graph, output, collectives, measured)
+            self._captured[measure, exact] = _Captured(graph, output, collectives, measured)
 
-    def _replay(self, measure: bool) -> StepOutput:
-        captured = self._captured[measure]
+    def _replay(self, measure: bool, exact: bool) -> StepOutput:
+        captured = self._captured[measure, exact]
         captured.graph.replay()
         self._collectives.repeat(captured.collectives)
         if captured.measured is not None:

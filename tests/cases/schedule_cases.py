@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,10 +46,17 @@ NAMES = tuple(KINDS)
 State = dict[str, Tensor]
 
 
-def tower(name: str, *reads: str, loss: float | None = 1.0, target: str = "own", **keys: Any) -> dict[str, Any]:
-    """A tower's section; ``loss`` is its weight, ``reads`` are the towers that it reads."""
+def tower(
+    name: str,
+    *reads: str,
+    loss: float | None = 1.0,
+    target: str = "own",
+    objective: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """A tower's section; ``loss`` is its weight, ``objective`` its other keys, ``reads`` are the towers it reads."""
     kind, params = KINDS[name]
-    declared = None if loss is None else {"weight": loss, "target": target}
+    declared = None if loss is None else {"weight": loss, "target": target} | dict(objective or {})
     return {"name": name, "kind": kind, "params": params, "inputs": {"towers": reads}, "loss": declared} | keys
 
 
@@ -115,7 +124,15 @@ def make_gradients(
     streams = streams or RecordingStreams(program(plan))
     blocks = trained_blocks(model, plan)
     reduction = make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib)
-    return GradientProgram(model, plan, losses or build_local_losses(config), streams, device=CPU, reduction=reduction)
+    return GradientProgram(
+        model,
+        plan,
+        losses or build_local_losses(config),
+        streams,
+        device=CPU,
+        reduction=reduction,
+        mean=lambda name, value: world.mean(name, value).wait(),
+    )
 
 
 def make_step(config: Config, gradients: GradientProgram) -> ScheduledStep:
@@ -161,8 +178,11 @@ def train_plainly(config: Config, batches: Sequence[Batch], dtype: torch.dtype =
         assert dense.kind == "sgd"
         optimizer = torch.optim.SGD(parameters, lr=dense.lr, momentum=dense.momentum)
     clipped = [parameters] if dense.clip == "global" else [list(block.values()) for block in blocks.values()]
-    for batch in batches:
-        gradients, pooled = plain_gradients(model, config, batch)
+    kept = PlainObjectives(model, config)
+    for number, batch in enumerate(batches, start=1):
+        every = config.schedule.exact_every
+        exact = every is not None and number % every == 0
+        gradients, pooled = plain_gradients(model, config, batch, exact=exact, kept=kept)
         for block in blocks.values():
             for name, parameter in block.items():
                 parameter.grad = gradients[name]
@@ -173,7 +193,31 @@ def train_plainly(config: Config, batches: Sequence[Batch], dtype: torch.dtype =
         if pooled is not None:
             found = model.embeddings(batch.sparse)
             model.embeddings.backward_and_update(found, pooled, model.embeddings.order(batch.sparse))
+        kept.after_step(model)
     return state_of(model)
+
+
+class PlainObjectives:
+    """What objectives keep from step to step, said plainly: python numbers, and a copied over-arch."""
+
+    def __init__(self, model: CTRModel, config: Config) -> None:
+        self.factors = {entry.name: 1.0 for entry in config.towers}
+        self.teacher = copy.deepcopy(model.over_arch)
+        self.losses: dict[str, float] = {}
+        self._config = config
+
+    def after_step(self, model: CTRModel) -> None:
+        """Takes over what the step came to."""
+        for entry in self._config.towers:
+            if entry.loss is not None and entry.loss.weight_floor is not None:
+                excess = self.losses[entry.name] - self.losses["main"]
+                self.factors[entry.name] = max(entry.loss.weight_floor, excess)
+        decay = self._config.over_arch.teacher_decay
+        assert isinstance(self.teacher, OverArch)
+        assert isinstance(model.over_arch, OverArch)
+        with torch.no_grad():
+            for old, new in zip(self.teacher.parameters(), model.over_arch.parameters(), strict=True):
+                old.copy_(decay * old + (1 - decay) * new)
 
 
 def plain_blocks(model: CTRModel, config: Config) -> dict[str, dict[str, nn.Parameter]]:
@@ -188,13 +232,25 @@ def plain_blocks(model: CTRModel, config: Config) -> dict[str, dict[str, nn.Para
     return {prefix: block for prefix, block in blocks.items() if block}
 
 
-def plain_gradients(model: CTRModel, config: Config, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor | None]:
-    """Gradients of the parameters and of the pooled embeddings: a forward for the main loss, one for the local ones."""
+def plain_gradients(
+    model: CTRModel, config: Config, batch: Batch, *, exact: bool = False, kept: PlainObjectives | None = None
+) -> tuple[dict[str, Tensor | None], Tensor | None]:
+    """Gradients of the parameters and of the pooled embeddings: a forward for the main loss, one for the local ones.
+
+    ``exact``: nothing is cut. ``kept``: of the step before, takes over this step's losses; None: the first step's.
+    """
+    kept = kept or PlainObjectives(model, config)
+    if exact:
+        towers = tuple(entry.model_copy(update={"detach": False}) for entry in config.towers)
+        config = config.model_copy(update={"towers": towers})
     pooled = model.embeddings(batch.sparse).detach()
     main_leaf, local_leaf = pooled.clone().requires_grad_(), pooled.clone().requires_grad_()
     outputs, logits = _forward(model, config, batch, main_leaf)
     total = binary_cross_entropy_with_logits(model.over_arch(outputs, logits), batch.label)
-    _, local_logits = _forward(model, config, batch, local_leaf, cut_logits=False)
+    kept.losses["main"] = total.item()
+    local_outputs, local_logits = _forward(model, config, batch, local_leaf, cut_logits=False)
+    with torch.no_grad():
+        taught = torch.sigmoid(kept.teacher(local_outputs, local_logits))
     for position, entry in enumerate(config.towers):
         if entry.loss is None or entry.loss.weight == 0:
             continue
@@ -202,12 +258,29 @@ def plain_gradients(model: CTRModel, config: Config, batch: Batch) -> tuple[dict
         if entry.loss.target == "joint":
             others = [other.detach() for at, other in enumerate(local_logits) if at != position]
             logit = logit + sum(others, torch.zeros_like(logit))
-        total = total + entry.loss.weight * binary_cross_entropy_with_logits(logit, batch.label)
+        share = entry.loss.teacher or 0.0
+        label = (1 - share) * batch.label + share * taught
+        loss = binary_cross_entropy_with_logits(logit, label)
+        if entry.loss.kind == "bce_pairwise":
+            loss = loss + 0.1 * ranking_loss(logit, label, shifts=8)
+        kept.losses[entry.name] = loss.item()
+        total = total + entry.loss.weight * kept.factors[entry.name] * loss
     named = {name: value for block in plain_blocks(model, config).values() for name, value in block.items()}
     *found, main, local = torch.autograd.grad(total, [*named.values(), main_leaf, local_leaf], allow_unused=True)
     wanted = {"main": [main], "local": [local], "both": [main, local], "none": []}
     chosen = [part for part in wanted[config.schedule.embedding_gradient or "none"] if part is not None]
     return dict(zip(named, found, strict=True)), sum(chosen[1:], chosen[0]) if chosen else None
+
+
+def ranking_loss(logit: Tensor, label: Tensor, shifts: int) -> Tensor:
+    """Mean of -log sigmoid(clicked - not) over the pairs of rows 1 to ``shifts`` apart, round the batch's end."""
+    size, terms = len(label), []
+    for shift, row in itertools.product(range(1, shifts + 1), range(size)):
+        other = (row - shift) % size
+        if label[row] != label[other]:
+            clicked, not_clicked = (row, other) if label[row] > label[other] else (other, row)
+            terms.append(-torch.log(torch.sigmoid(logit[clicked] - logit[not_clicked])))
+    return torch.stack(terms).mean() if terms else logit.new_zeros(())
 
 
 def _forward(

@@ -10,6 +10,7 @@ from schedule_cases import NAMES, make_config, tower
 from erase_rec.config.schema import Config
 
 MAX_TOWERS = 5
+OBJECTIVES: list[dict[str, Any]] = [{}, {}, {}, {"teacher": 0.4}, {"weight_floor": 0.2}]
 HEADS: list[dict[str, Any]] = [
     {},
     {},
@@ -40,9 +41,20 @@ def towers(draw: st.DrawFn, *, consistent: bool) -> list[dict[str, Any]]:
         reads = draw(st.lists(st.sampled_from(readable), unique=True, max_size=2)) if readable else []
         stream = draw(st.sampled_from(["own", "own", "main", "first", "second"]))
         target = draw(st.sampled_from(["own", "joint"]))
+        objective = draw(st.sampled_from(OBJECTIVES))
         head = draw(st.sampled_from(HEADS))
         sections.append(
-            tower(name, *reads, loss=loss, target=target, detach=detach, frozen=frozen, stream=stream, head=head)
+            tower(
+                name,
+                *reads,
+                loss=loss,
+                target=target,
+                objective=objective,
+                detach=detach,
+                frozen=frozen,
+                stream=stream,
+                head=head,
+            )
         )
     read = {name for section in sections for name in section["inputs"]["towers"]}
     for section in sections:

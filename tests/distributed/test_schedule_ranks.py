@@ -126,6 +126,49 @@ def test_legal_cells_equal_one_process_with_the_whole_batch(run_ranks: Any, size
             assert_same(states[number], ranks[0][number], 0)
 
 
+OBJECTIVES = [
+    tower("deep", objective={"weight_floor": 0.05, "teacher": 0.3}),
+    tower("dot", "deep", loss=0.5, target="joint", objective={"teacher": 0.6}, stream="shared"),
+    tower("cross", loss=0.5, objective={"weight_floor": 0.01}, detach=False, stream="main"),
+    tower("mask", loss=2.0, cut_at=1, head={"kind": "mlp", "params": {"hidden": (4,), "context": True}}),
+]
+WITH_OBJECTIVES: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    (LAUNCHES["blocking"] | {"exact_every": 2}, REDUCTIONS["bucket"], 1),
+    (LAUNCHES["non_blocking"] | {"exact_every": 3, "workers": 2}, REDUCTIONS["bucket"], 2),
+    (LAUNCHES["blocking"], REDUCTIONS["ddp, FUP=True"], 1),
+    (LAUNCHES["blocking"], REDUCTIONS["ddp_per_tower"], 1),
+]
+
+
+def objective_configs() -> list[Config]:
+    return [
+        make_config(
+            OBJECTIVES,
+            schedule=schedule,
+            distributed=distributed,
+            over_arch={"logits": "gated", "teacher_decay": 0.5},
+            train={"steps": 1, "micro_batches": micro_batches},
+        )
+        for schedule, distributed, micro_batches in WITH_OBJECTIVES
+    ]
+
+
+def train_objectives(world: World) -> list[State]:
+    return [train(config, batches(), world=world) for config in objective_configs()]
+
+
+@pytest.mark.timeout(270)
+def test_what_objectives_keep_is_that_of_the_whole_batch_on_every_rank(run_ranks: Any) -> None:
+    """Weights follow the mean losses of all ranks; steps that cut nothing come in the same places."""
+    ranks = run_ranks(2, in_world, train_objectives, timeout_s=240)
+    for number, config in enumerate(objective_configs()):
+        assert refusals(config) == []
+        expected = train_plainly(config, batches())
+        for states in ranks:
+            assert_same(states[number], expected, TOLERANCE[torch.float64])
+            assert_same(states[number], ranks[0][number], 0)
+
+
 class Jitter:
     """Streams whose operations start and end late, each rank and thread at its own pace."""
 

@@ -305,6 +305,37 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "'t1' is frozen",
     ),
     ("cut inside, read", {"towers": towers({"cut_at": 2}, reading("t0"))}, "towers.0.cut_at", "use cut_at: 0"),
+    (
+        "teacher of hard labels",
+        {"towers": towers({}, {"loss": {"kind": "focal", "teacher": 0.5}})},
+        "towers.1.loss.teacher",
+        "use kind: bce",
+    ),
+    (
+        "average in bf16",
+        {"towers": towers({"loss": {"teacher": 0.5}}), "train": {"steps": 1, "precision": "bf16"}},
+        "towers.0.loss.teacher",
+        "use train.precision: fp32",
+    ),
+    ("decay of nobody", {"over_arch": {"teacher_decay": 0.9}}, "over_arch.teacher_decay", "give a loss a teacher"),
+    (
+        "pairs across parts",
+        {"towers": towers({"loss": {"kind": "bce_pairwise"}}), "train": {"steps": 1, "micro_batches": 2}},
+        "towers.0.loss.kind",
+        "use train.micro_batches: 1",
+    ),
+    (
+        "exact of nothing",
+        {"schedule": {"preset": "exact", "exact_every": 2}},
+        "schedule.exact_every",
+        "leave exact_every out",
+    ),
+    (
+        "exact under a reducer",
+        {"schedule": {"preset": "paper_row2", "exact_every": 2}},
+        "schedule.exact_every",
+        "use distributed.reduction: bucket",
+    ),
     ("reads itself", {"towers": towers(reading("t0"))}, "towers.0.inputs.towers", "'t0' reads itself"),
     (
         "reads nobody",

@@ -52,6 +52,28 @@ def test_focal_gradient_equals_finite_differences(rows: tuple[Tensor, Tensor]) -
     assert torch.autograd.gradcheck(lambda x: loss(x, label), (logit.requires_grad_(),))
 
 
+@pytest.mark.parametrize("shifts", [1, 3, 60])
+def test_pairwise_adds_the_mean_over_pairs_of_different_labels(rows: tuple[Tensor, Tensor], shifts: int) -> None:
+    """Also with more shifts than rows, which come round to the same pairs again."""
+    logit, label = rows
+    terms = []
+    for shift in range(1, shifts + 1):
+        for row in range(50):
+            difference = logit[row].item() - logit[(row - shift) % 50].item()
+            order = label[row].item() - label[(row - shift) % 50].item()
+            terms += [math.log1p(math.exp(-order * difference))] if order else []
+    loss = build_local_loss(LossConfig(kind="bce_pairwise", params={"weight": 0.25, "shifts": shifts}))
+    expected = build_local_loss(LossConfig())(logit, label).item() + 0.25 * sum(terms) / len(terms)
+    assert loss(logit, label).item() == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: loss(x, label), (logit.clone().requires_grad_(),))
+
+
+def test_without_a_pair_pairwise_is_the_cross_entropy(rows: tuple[Tensor, Tensor]) -> None:
+    loss, plain = (build_local_loss(LossConfig(kind=kind)) for kind in ("bce_pairwise", "bce"))
+    assert torch.equal(loss(rows[0], torch.ones(50)), plain(rows[0], torch.ones(50)))
+    assert torch.equal(loss(rows[0][:1], torch.ones(1)), plain(rows[0][:1], torch.ones(1)))
+
+
 @pytest.mark.parametrize("kind", LOCAL_LOSSES)
 @pytest.mark.parametrize("params", [{}, {"gamma": 0.1}, {"gamma": 0}])
 def test_saturated_logits_give_finite_losses_and_gradients(kind: str, params: dict[str, float]) -> None:

@@ -17,7 +17,7 @@ from erase_rec.schedule.plan import BESIDE, MAIN, Plan, TowerPlan
 from erase_rec.schedule.program import Op, guaranteed_order, program
 from erase_rec.schedule.streams import RecordingStreams
 
-COLLECTIVE = {"lookup", "over_arch", "backward", "reduce", "table_update"}
+COLLECTIVE = {"lookup", "over_arch", "backward", "reduce", "table_update", "follow"}
 """Operations that ask the process group for something, under one reduction or another."""
 
 
@@ -73,7 +73,9 @@ def test_forward_part_waits_for_what_it_reads_and_for_nothing_else(plan: Plan) -
             assert set(ops[forward].waits) == {"lookup"} | keys("forward", reads, micro)
             assert (loss in ops) == (entry.loss is not None)
             if entry.loss is not None:
-                assert set(ops[loss].waits) == ({forward, join} if entry in joint else {forward})
+                expected = {forward} | ({join} if entry in joint else set())
+                taught = {Op("teacher", micro=micro).key} if entry.loss.teacher else set()
+                assert set(ops[loss].waits) == expected | taught
             assert (early in ops) == entry.early
             if entry.early:
                 assert set(ops[early].waits) == {loss}
@@ -171,12 +173,64 @@ def test_an_own_target_depends_on_no_other_tower_but_by_a_chain(plan: Plan) -> N
     for entry in plan.towers:
         upstream[entry.name] = {entry.name, *entry.inputs}.union(*(upstream[name] for name in entry.inputs))
         alone = all(streams.count(plan.tower(name).stream) == 1 for name in upstream[entry.name])
-        if not alone or not entry.early or entry.loss is None or entry.loss.target == "joint":
+        if not alone or not entry.early or entry.loss is None or entry.loss.target == "joint" or entry.loss.teacher:
             continue
         others = [other for other in plan.towers if other.name not in upstream[entry.name]]
         for key in keys("forward", others) | keys("early_backward", [other for other in others if other.early]):
             assert not log.happens_before(key, f"early_backward:{entry.name}")
         assert not log.happens_before("over_arch", f"early_backward:{entry.name}")
+
+
+@PROPERTY
+@given(plan=plans())
+def test_a_teacher_reads_the_forwards_and_learns_after_the_over_arch(plan: Plan) -> None:
+    """Its labels wait for every tower and for nothing of the over-arch; nothing of the step waits for its average."""
+    log = record(program(plan))
+    ops = {op.key: op for op in program(plan)}
+    assert ("average" in ops) == ("teacher" in ops) == bool(plan.taught())
+    for micro in range(plan.micro_batches if plan.taught() else 0):
+        key = Op("teacher", micro=micro).key
+        assert set(ops[key].waits) == keys("forward", plan.towers, micro)
+        assert not log.happens_before(Op("over_arch", micro=micro).key, key)
+        assert all(log.happens_before(key, loss) for loss in keys("local_loss", plan.taught(), micro))
+        assert log.happens_before(key, "average")
+    if plan.taught():
+        assert log.happens_before("update", "average")
+        assert [key for key, op in ops.items() if "average" in op.waits] == ["end"]
+
+
+@PROPERTY
+@given(plan=plans())
+def test_weights_follow_the_losses_once_no_backward_reads_them(plan: Plan) -> None:
+    log = record(program(plan))
+    ops = {op.key: op for op in program(plan)}
+    assert ("follow" in ops) == bool(plan.following())
+    if plan.following():
+        backwards = {Op("backward", micro=micro).key for micro in range(plan.micro_batches)}
+        assert all(log.happens_before(key, "follow") for key in backwards | early_keys(plan))
+        assert [key for key, op in ops.items() if "follow" in op.waits] == ["end"]
+
+
+@PROPERTY
+@given(plan=plans())
+def test_a_step_that_cuts_nothing_has_one_backward_after_all_towers(plan: Plan) -> None:
+    exact = plan.exact()
+    log = record(program(exact))
+    assert not any(op.kind == "early_backward" or op.worker for op in program(exact))
+    for micro in range(exact.micro_batches):
+        backward = Op("backward", micro=micro).key
+        losses = keys("local_loss", [entry for entry in exact.towers if entry.loss], micro)
+        for key in {Op("over_arch", micro=micro).key} | losses | keys("forward", exact.towers, micro):
+            assert log.happens_before(key, backward)
+    assert exact.streams() == plan.streams()
+
+
+def test_which_steps_cut_nothing() -> None:
+    plan = three_towers(exact_every=3)
+    assert [step for step in range(7) if plan.is_exact(step)] == [2, 5]
+    assert plan.of_step(1) is plan
+    assert plan.of_step(2) == plan.exact()
+    assert not three_towers().is_exact(2)
 
 
 def test_the_joint_target_depends_on_the_others_forward_alone() -> None:
