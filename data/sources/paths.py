@@ -102,7 +102,12 @@ def is_url(text: str) -> bool:
 
 def absolute(text: str) -> str:
     """A path or glob that means the same in every working directory; URLs are left alone."""
-    return text if is_url(text) else str(Path(text).expanduser().absolute())
+    return text if is_url(text) else str(_expanded(text).absolute())
+
+
+def _expanded(text: str) -> Path:
+    """The path, with ``~`` and ``~user`` at its start replaced; a user that is not there stays as it is written."""
+    return Path(os.path.expanduser(text))
 
 
 def resolve(patterns: Sequence[str]) -> list[File]:
@@ -135,10 +140,10 @@ def resolve(patterns: Sequence[str]) -> list[File]:
 
 
 def _local_matches(pattern: str) -> list[File]:
-    path = Path(pattern).expanduser()
-    if path.is_file():
+    path = _expanded(pattern)
+    if os.path.isfile(path):  # Path's own raises where a name is too long
         return [File(str(path), str(path))]
-    if path.is_dir():
+    if os.path.isdir(path):
         raise DataError(f"{pattern!r} is a folder: name its files, such as {str(path / '*')!r}")
     if glob.has_magic(pattern):
         found = [match for match in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(match)]
@@ -153,7 +158,7 @@ def _neighbours(path: Path) -> str:
     folder = path.parent
     while glob.has_magic(str(folder)):
         folder = folder.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return f"; there is no folder {str(folder)!r} (relative paths start at {os.getcwd()!r})"
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if not names:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from erase_rec.config.catalog import Catalog
+from erase_rec.config.document import read_document
 from erase_rec.config.load import load_config
 from erase_rec.config.merge import SHIPPED
 from erase_rec.config.schema import Config
-from erase_rec.config.types import Model, Text, Texts
+from erase_rec.config.types import Model, Params, Text, Texts
+from erase_rec.config.validate import validate_params
 from erase_rec.errors import ConfigError, UserError, nearest
 
 SHIPPED_ARMS = SHIPPED / "bench" / "arms.yaml"
@@ -37,7 +38,7 @@ class Arm(Model):
     """``key=value`` as on the command line."""
 
 
-class ArmFile(Model):
+class ArmFile(Params):
     """A file of arms."""
 
     arms: Annotated[tuple[Arm, ...], Field(min_length=1)]
@@ -52,14 +53,13 @@ def read_arms(path: Path = SHIPPED_ARMS) -> tuple[Arm, ...]:
     """
     if not path.is_file():
         raise UserError(f"file of arms {str(path)!r} not found; the shipped one is {SHIPPED_ARMS}")
-    try:
-        arms = ArmFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).arms
-    except yaml.YAMLError as error:
-        raise ConfigError([f"{path}: no YAML: {error}"]) from None
-    except ValidationError as error:
-        raise ConfigError(
-            [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        ) from None
+    document, problems = read_document(path)
+    file, found = validate_params(ArmFile, document.plain(), ())
+    problems += [f"{document.place_of(each.path)}: {document.shown(each.path)}: {each.message}" for each in found]
+    if problems:
+        raise ConfigError(problems)
+    assert isinstance(file, ArmFile)
+    arms = file.arms
     names = [arm.name for arm in arms]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -27,6 +27,12 @@ _NULL = "tag:yaml.org,2002:null"
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = frozenset({"str", "null", "seq", "map", "merge"})
 
+MAX_BYTES = 4 << 20
+MAX_DEPTH = 40
+"""Sections and lists inside each other; a configuration has 6."""
+MAX_VALUES = 100_000
+"""Values of a file, each alias counted with all that it stands for: a few lines of aliases can stand for billions."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -115,6 +121,8 @@ def read_document(path: Path) -> tuple[Node, list[str]]:
     """
     shown = display(path)
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ConfigError([f"{shown}: has {size:,} bytes, more than the {MAX_BYTES:,} of any configuration"])
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError([f"{shown}: cannot be read: {error.strerror}"]) from error
@@ -171,6 +179,15 @@ def parse_document(text: str, shown: str) -> tuple[Node, list[str]]:
     return root, reader.problems
 
 
+def unwritable(text: str) -> str | None:
+    """What is wrong with a text that no file name can hold, or no file."""
+    if "\0" in text:
+        return f"the text {kind_of(text)} holds a NUL character; remove it"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return f"the text {kind_of(text)} holds half a character (a surrogate), which no file can; write it as UTF-8"
+    return None
+
+
 def kind_of(value: Any) -> str:
     """How a message names a found value."""
     if value is None:
@@ -182,10 +199,24 @@ def kind_of(value: Any) -> str:
     return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:56]}...'"
 
 
+class _TooDeepError(yaml.MarkedYAMLError):
+    """Sections and lists inside each other, more than :data:`MAX_DEPTH`."""
+
+
 class TextLoader(yaml.SafeLoader):
-    """PyYAML's parser with the two implicit types that are left."""
+    """PyYAML's parser with the two implicit types that are left, and a bound on its recursion."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012, the attribute PyYAML reads
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node, unless it is too deep inside others."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _TooDeepError(problem_mark=self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 TextLoader.add_implicit_resolver(_NULL, re.compile(r"(?:~|null|)\Z"), ["~", "n", ""])
@@ -198,6 +229,8 @@ def _compose(text: str, shown: str, *, is_file: bool) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark and is_file else shown
+        if isinstance(error, _TooDeepError):
+            raise ConfigError([f"{where}: more than {MAX_DEPTH} sections and lists inside each other"]) from None
         context = f" {error.context}" if error.context else ""
         raise ConfigError(
             [f"{where}: not YAML:{context} {error.problem}; quote text that holds : # [ ] {{ }} & *"]
@@ -214,10 +247,14 @@ class _Reader:
         self.problems: list[str] = []
         self._file, self._place = file, place
         self._open: set[int] = set()
+        self._num_values = 0
 
     def read(self, node: yaml.Node | None, place: str) -> Node:
         if node is None:
             return Node(None, place)
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise ConfigError([f"{place}: more than {MAX_VALUES:,} values, aliases counted with what they stand for"])
         if id(node) in self._open:
             self.problems.append(f"{place}: the alias refers to a section that it is part of")
             return Node(None, place)
@@ -234,7 +271,12 @@ class _Reader:
             return self._mapping(node)
         if isinstance(node, yaml.SequenceNode):
             return tuple(self.read(item, self._at(item)) for item in node.value)
-        return None if node.tag == _NULL else str(node.value)
+        if node.tag == _NULL:
+            return None
+        text = str(node.value)
+        if (problem := unwritable(text)) is not None:
+            self.problems.append(f"{self._at(node)}: {problem}")
+        return text
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
         own: dict[str, Node] = {}
@@ -248,6 +290,8 @@ class _Reader:
                 self.problems.append(f"{place}: a key must be text; quote it if it is")
                 continue
             key = str(key_node.value)
+            if (problem := unwritable(key)) is not None:
+                self.problems.append(f"{place}: {problem}")
             if key in own:
                 self.problems.append(f"{place}: {key}: the key is given twice, first at {own[key].place}; keep one")
             own[key] = self.read(value_node, place)

@@ -6,21 +6,23 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import isfile  # Path's own raises where a name is too long
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from erase_rec import __version__
 from erase_rec.config.catalog import Catalog
 from erase_rec.config.components import fill_params
-from erase_rec.config.document import KeyPath, Node, TextLoader, display
+from erase_rec.config.document import KeyPath, Node, TextLoader, display, kind_of
 from erase_rec.config.feature_defaults import IDLE_DEFAULTS, apply_feature_defaults
 from erase_rec.config.legality import RULES
 from erase_rec.config.merge import SHIPPED, merge, read_with_bases
 from erase_rec.config.overrides import parse_overrides
 from erase_rec.config.presets import apply_preset
 from erase_rec.config.rules import Rule
-from erase_rec.config.schema import Config
+from erase_rec.config.schema import SCHEMA_VERSION, Config
 from erase_rec.config.validate import Problem, Validated, validate_config
 from erase_rec.errors import ConfigError, UserError, nearest
 
@@ -83,6 +85,7 @@ def complete(
     said = [*problems, *more]
     document, more = merge(document, patch)
     said += more
+    _refuse_other_version(document)
     config, found = _resolve(document, catalog, preset_overridden=len(list(patch.descend(PRESET))) > len(PRESET))
     said += [
         f"{document.place_of(problem.path)}: {document.shown(problem.path)}: {problem.message}" for problem in found
@@ -91,6 +94,21 @@ def complete(
         raise ConfigError(list(dict.fromkeys(said)))
     assert config is not None
     return document, config
+
+
+def _refuse_other_version(document: Node) -> None:
+    """One message: what else is wrong in a file of another version says nothing."""
+    path: KeyPath = ("schema_version",)
+    version = document.child("schema_version", ())
+    if version is not None and version.value not in (None, str(SCHEMA_VERSION)):
+        place, found = document.place_of(path), kind_of(version.plain())
+        raise ConfigError(
+            [
+                f"{place}: schema_version: found {found}, expected {SCHEMA_VERSION}, "
+                f"which erase-rec {__version__} reads; use the erase-rec that the file was written for, or change the file "
+                "to this version (erase-rec schema prints its schema)"
+            ]
+        )
 
 
 def find_config(name_or_path: str | Path) -> Path:
@@ -103,7 +121,7 @@ def find_config(name_or_path: str | Path) -> Path:
     folders = (Path(), SHIPPED)
     candidates = [folder / spelt for folder in folders for spelt in (name, Path(f"{name}.yaml"))]
     for candidate in candidates:
-        if candidate.is_file():
+        if isfile(candidate):
             return candidate.resolve()
     shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
     beside = sorted(path.name for path in name.parent.glob("*.yaml"))
@@ -129,8 +147,8 @@ def _dump(plain: Any, dumper: type[_TextDumper]) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """Hash of everything but ``run``, which says where results go and not what they are."""
-    text = json.dumps(config.model_dump(mode="json", exclude={"run"}), sort_keys=True)
+    """Hash of everything but ``schema_version`` and ``run``, which say nothing of what results are."""
+    text = json.dumps(config.model_dump(mode="json", exclude={"schema_version", "run"}), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -7,6 +7,7 @@ item by item: ``towers: {cross: {detach: false}}`` changes one key of the tower 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import isfile  # Path's own raises where a name is too long
 from pathlib import Path
 
 from erase_rec.config.document import KeyPath, Node, display, kind_of, read_document
@@ -43,12 +44,12 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[Node, list[str]]:
     merged = Node({}, document.place)
     for name, place in [] if base is None else _base_names(base):
         target = (path.parent / name).resolve()
-        if not target.is_file() and (SHIPPED / name).is_file():
+        if not isfile(target) and isfile(SHIPPED / name):
             target = (SHIPPED / name).resolve()
         if target in (*above, path):
             chain = " -> ".join(display(file) for file in (*above, path, target))
             raise ConfigError([f"{place}: {BASE}: a file cannot be based on itself: {chain}"])
-        if not target.is_file():
+        if not isfile(target):
             beside = sorted(file.name for file in target.parent.glob("*.y*ml"))
             raise ConfigError(
                 [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from erase_rec.config.document import Node, parse_value
+from erase_rec.config.document import MAX_DEPTH, Node, parse_value, unwritable
 from erase_rec.errors import ConfigError
 
 _Entry = tuple[tuple[str, ...], Node]
@@ -34,6 +34,12 @@ def parse_overrides(overrides: Sequence[str], document: Node) -> tuple[Node, lis
         place = f"override {override!r}"
         if not equals:
             problems.append(f"{place}: expected key=value, such as train.steps=200; there is no '='")
+            continue
+        if (problem := unwritable(override)) is not None:
+            problems.append(f"{place}: {problem}")
+            continue
+        if key.count(".") >= MAX_DEPTH:
+            problems.append(f"{place}: more than {MAX_DEPTH} sections inside each other")
             continue
         parts = _split(key.strip(), document)
         if not all(parts):

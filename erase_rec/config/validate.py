@@ -162,6 +162,8 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
 
 def _meant(path: KeyPath) -> list[KeyPath]:
     """The key that a misspelt one stood for."""
+    if not path:  # what is wrong is the whole document
+        return []
     key = closest(str(path[-1]), _valid_keys(Config, path[:-1]))
     return [] if key is None else [(*path[:-1], key)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,9 @@ from erase_rec.errors import ConfigError
 
 Overrides = ComponentParams
 """Keys as on the command line (``towers.cross.loss.weight``) and their values, which may be sections; null: none."""
+
+MAX_POINTS = 10_000
+"""Runs of a sweep: a grid of a few keys can come to more than there are atoms."""
 
 _OURS = {
     "seed": "give seeds: [...] instead, at the top of the sweep",
@@ -142,6 +146,11 @@ def read_sweep(name_or_path: str | Path) -> ReadSweep:
 
 def _contradictions(file: SweepFile) -> Iterator[tuple[KeyPath, str]]:
     """What no single key shows: where, and what is wrong."""
+    points = (len(file.arms) or 1) * (len(file.list) or prod(map(len, file.grid.values()))) * len(file.seeds)
+    if file.search is not None:
+        points = file.search.trials * len(file.seeds)
+    if points > MAX_POINTS:
+        yield ("search", "trials") if file.search else ("grid",), f"comes to {points:,} runs, more than {MAX_POINTS:,}"
     if file.grid and file.list:
         yield ("list",), "grid is given too, and the points would be either; keep one"
     if file.search is not None:

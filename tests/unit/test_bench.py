@@ -97,7 +97,7 @@ def test_arms_get_the_losses_that_they_ask_for() -> None:
         ("arms: []", "arms"),
         ("arms: [{name: a, about: x, colour: red}]", "arms.0.colour"),
         ("arms: [{name: a, about: x}, {name: a, about: y}]", "two arms are named 'a'"),
-        ("arms: [", "no YAML"),
+        ("arms: [", "not YAML"),
     ],
 )
 def test_a_wrong_file_of_arms_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
