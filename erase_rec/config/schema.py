@@ -47,7 +47,9 @@ class SplitConfig(Model):
     hash of (seed, value), so that all rows of a user stay together. ``column``: the rows whose ``column`` holds one of
     ``values``. ``time``: the rows whose ``column`` is at ``since`` or later."""
     column: Text | None = None
+    """What ``by`` looks at, as the file names it."""
     values: Texts = ()
+    """``by: column``: values (as text) of rows that are held out."""
     since: Text | None = None
     """A number, or a time in ISO 8601."""
 
@@ -56,9 +58,11 @@ class DataConfig(Model):
     """Where rows come from. ``params`` belongs to the source's ``kind``."""
 
     kind: Text
+    """How the files are written: one of the data sources below."""
     train: Texts = ()
     """Paths, globs, or URLs that fsspec opens (``s3://...``)."""
     eval: Texts = ()
+    """Held-out rows, named as ``train`` is; none: ``eval_fraction`` or ``split`` hold out training rows."""
     eval_fraction: Fraction | None = None
     """Share of the training rows that ``split`` holds out when ``eval`` names no file."""
     split: SplitConfig = SplitConfig()
@@ -80,18 +84,21 @@ class DataConfig(Model):
     max_bad_share: Fraction = 0.01
     """``skip`` and ``quarantine``: more bad rows than this share (and than 100) end the reading."""
     shuffle: Boolean = True
+    """Train in another order in each epoch; false: in the order of the files."""
     shuffle_window: PositiveInt = 262_144
     """Rows that are shuffled among each other, at least: blocks of rows are drawn in random order until they hold so
     many. Memory grows with it."""
     workers: NonNegativeInt = 0
     """Threads that assemble batches ahead of the step; the order does not depend on it."""
     params: ComponentParams = Field(default_factory=dict)
+    """Of the source's kind."""
 
 
 class DenseFeatureConfig(Model):
     """A numeric feature."""
 
     name: Text
+    """What messages, overrides and inputs of towers call it."""
     column: Text | None = None
     """Column in the source; ``None``: the feature's name."""
     transform: Literal["log", "standardize", "none"] = "log"
@@ -106,8 +113,11 @@ class SparseFeatureConfig(Model):
     """A categorical feature. Its table has two rows more than categories: missing (0) and unseen (1)."""
 
     name: Text
+    """What messages, overrides and inputs of towers call it; its table's name."""
     column: Text | None = None
+    """Column in the source; ``None``: the feature's name."""
     encoding: Literal["hash", "vocabulary", "id"] = "hash"
+    """How a category becomes a row of the table: by its hash, its rank by count, or as the number that it is."""
     num_embeddings: PositiveInt | None = None
     """Categories: buckets of ``hash``, the id range of ``id`` (both need it), an upper bound for ``vocabulary``."""
     min_count: PositiveInt = 1
@@ -115,14 +125,17 @@ class SparseFeatureConfig(Model):
     embedding_dim: PositiveInt | None = None
     """``None``: ``embedding.dim``."""
     pooling: Literal["sum", "mean"] = "sum"
+    """Of the embeddings of a bag."""
     multi_valued: Boolean = False
     """A bag of categories: a list column, or text split at ``separator``. An empty bag pools to zero."""
     separator: Text | None = None
+    """Between the categories of a text; ``None``: a list column."""
     weights: Text | None = None
     """Column of per-value weights, parallel to the values; ``sum`` pooling only."""
     max_length: PositiveInt | None = None
     """Longer bags keep their first values."""
     missing_values: Texts = ()
+    """Texts, besides the empty one, that mean missing."""
     fill: Text | None = None
     """Category that a missing cell takes; ``None`` or empty: missing stays a category of its own."""
 
@@ -169,12 +182,14 @@ class EmbeddingConfig(Model):
     backend: Literal["auto", "torchrec", "torch"] = "auto"
     """``auto``: torchrec where it and fbgemm import, else torch. Both give the same results to tolerance."""
     dim: PositiveInt = 16
+    """Columns of the tables whose feature names none."""
 
 
 class LossConfig(Model):
     """A tower's declared local loss on the click label."""
 
     kind: Text = "bce"
+    """One of the local losses below."""
     weight: NonNegativeNumber = 1.0
     """lambda: the factor in the sum of losses."""
     target: Literal["own", "joint"] = "own"
@@ -184,20 +199,25 @@ class LossConfig(Model):
     teacher: Fraction | None = None
     """Share of the teacher's prediction in the label; the teacher is an exponential average of the over-arch."""
     params: ComponentParams = Field(default_factory=dict)
+    """Of the loss's kind."""
 
 
 class HeadConfig(Model):
     """A tower's local head: from its output to its logit. ``params`` belongs to the head's ``kind``."""
 
     kind: Text = "linear"
+    """One of the heads below."""
     params: ComponentParams = Field(default_factory=dict)
+    """Of the head's kind."""
 
 
 class TowerInputsConfig(Model):
     """What a tower reads: everything, nothing, or the named features."""
 
     dense: Selection = True
+    """Dense features: all, none, or those named."""
     sparse: Selection = True
+    """Sparse features: all, none, or those named."""
     towers: Texts = ()
     """Earlier towers whose outputs it reads beside the dense features, cut where those towers are detached."""
 
@@ -206,7 +226,9 @@ class TowerConfig(Model):
     """A dense sub-architecture with its local head. ``params`` belongs to the tower's ``kind``."""
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+    """What metrics, checkpoints and overrides call it: letters, digits, underscores."""
     kind: Text
+    """One of the towers below."""
     inputs: TowerInputsConfig = TowerInputsConfig()
     detach: Boolean | None = None
     """Cut the output before the over-arch. ``None``: from the preset."""
@@ -220,13 +242,16 @@ class TowerConfig(Model):
     frozen: Boolean = False
     """Keep its parameters as they are."""
     params: ComponentParams = Field(default_factory=dict)
+    """Of the tower's kind."""
 
 
 class OverArchConfig(Model):
     """The MLP on the towers' outputs."""
 
     hidden: tuple[PositiveInt, ...] = (64, 32)
+    """Sizes of its hidden layers."""
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """After each hidden layer."""
     logits: Literal["none", "inputs", "additive", "gated"] = "none"
     """Local logits: not used, inputs of the MLP, added to its output, or added with a factor a row and tower that the
     MLP's last layer gives; cut where the tower is detached."""
@@ -247,13 +272,19 @@ class ScheduleConfig(Model):
     """The order of work on streams. Fields left out come from the preset."""
 
     preset: PresetName = "exact"
+    """Fills what is left open here, in ``distributed``, and in the towers' ``detach`` and ``stream``."""
     early_backward: Boolean | None = None
+    """Launch a detached tower's backward before the over-arch; false: one backward at the end."""
     dispatch: Literal["blocking", "non_blocking"] | None = None
+    """Who launches early backwards: the main thread, or a worker."""
     workers: PositiveInt = 1
     """``non_blocking``: threads that call early backwards; one keeps them in order."""
     cuda_graph: Literal["none", "tower", "step"] | None = None
+    """What is captured and replayed: nothing, each early tower, or the whole step."""
     optimizer: Literal["end", "per_tower"] | None = None
+    """Update all at the end of the step, or a tower as soon as its gradient is there."""
     embedding_gradient: Literal["main", "local", "both", "none"] | None = None
+    """Which losses train the tables: the main loss, the local ones, both, or none."""
     exact_every: Annotated[Integer, Field(ge=2)] | None = None
     """Every so many steps nothing is cut: one backward of all losses, after all towers."""
     launch_order: Texts = ()
@@ -285,12 +316,19 @@ class DenseOptimizerConfig(Model):
     """Optimizer of towers, heads and over-arch."""
 
     kind: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    """The update rule."""
     lr: PositiveNumber = 1e-3
+    """Base learning rate, times ``lr_schedule``'s factor."""
     weight_decay: NonNegativeNumber = 0.0
+    """L2 penalty's factor; ``adamw``: decoupled from the gradient."""
     beta1: Fraction = 0.9
+    """``adam``, ``adamw``: decay of the mean gradient."""
     beta2: Fraction = 0.999
+    """``adam``, ``adamw``: decay of the mean square."""
     eps: PositiveNumber = 1e-8
+    """Added to the root in the denominator."""
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """``sgd``: momentum."""
     max_grad_norm: PositiveNumber | None = None
     """Norm that gradients are clipped to; ``None``: no clipping."""
     clip: Literal["global", "per_tower"] = "global"
@@ -301,20 +339,28 @@ class SparseOptimizerConfig(Model):
     """Optimizer of the embedding tables, fused into their backward where the backend can."""
 
     kind: Literal["rowwise_adagrad", "adagrad", "adam", "sgd"] = "rowwise_adagrad"
+    """The update rule; ``rowwise_adagrad`` keeps one number a row."""
     lr: PositiveNumber = 1e-2
+    """Base learning rate, times ``lr_schedule``'s factor."""
     beta1: Fraction = 0.9
+    """``adam``: decay of the mean gradient."""
     beta2: Fraction = 0.999
+    """``adam``: decay of the mean square."""
     eps: PositiveNumber = 1e-8
+    """Added to the root in the denominator."""
 
 
 class LRScheduleConfig(Model):
     """Factor on both base learning rates by step: linear warm-up, then the decay of ``kind``."""
 
     kind: Literal["constant", "linear", "cosine", "poly", "step", "plateau"] = "constant"
+    """The decay after warm-up."""
     warmup_steps: NonNegativeInt = 0
+    """Steps in which the factor grows from near 0 to 1."""
     decay_steps: PositiveInt | None = None
     """Steps from the end of warm-up to ``min_factor``; ``None``: to the end of training."""
     min_factor: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """The factor does not fall below."""
     power: PositiveNumber = 1.0
     """``poly``: exponent."""
     step_every: PositiveInt | None = None
@@ -339,26 +385,36 @@ class EarlyStoppingConfig(Model):
     """Stops after ``patience`` evaluations in a row without improvement; nan is never an improvement."""
 
     metric: Text = "eval.ne"
+    """What is watched."""
     patience: PositiveInt = 3
+    """Evaluations in a row without improvement before training stops."""
     min_delta: NonNegativeNumber = 0.0
+    """An improvement is at least this large."""
 
 
 class TrainConfig(Model):
     """The loop. Exactly one of ``steps``, ``epochs`` and ``samples`` says how long."""
 
     steps: PositiveInt | None = None
+    """Updates."""
     epochs: PositiveInt | None = None
+    """Passes over the training rows."""
     samples: PositiveInt | None = None
+    """Rows to train on, over all ranks."""
     local_batch_size: PositiveInt = 1024
     """Rows of a step on one rank."""
     micro_batches: PositiveInt = 1
     """Parts that a rank's rows of a step are cut into; their gradients are added up, as of one batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: a CUDA device where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """``bf16``: towers and over-arch compute in bfloat16, with float32 master weights."""
     tf32: Boolean = False
+    """CUDA: products of float32 matrices in TF32."""
     threads: PositiveInt | None = None
     """CPU threads of torch; ``None``: torch's choice."""
     log_every_steps: PositiveInt = 50
+    """Steps of a window of the run log."""
     eval_every_steps: PositiveInt | None = None
     """``None``: at the end of each epoch and at the end."""
     checkpoint_every_steps: PositiveInt | None = None
@@ -374,6 +430,7 @@ class EvalConfig(Model):
     """Evaluation on held-out rows."""
 
     local_batch_size: PositiveInt = 4096
+    """Rows that are scored together on one rank."""
     scores: Boolean = False
     """Write each row's label and predictions to ``scores.parquet`` in the run folder."""
 
@@ -382,6 +439,7 @@ class RunConfig(Model):
     """Where a run writes."""
 
     dir: Text = "runs"
+    """Folder of the run folders."""
     name: Text | None = None
     """Folder name; ``None``: configuration name, hash of the configuration and start time."""
 
@@ -390,6 +448,7 @@ class Config(Model):
     """A whole configuration."""
 
     seed: NonNegativeInt = 1
+    """Of initial weights, shuffling, splits and rows that are made up."""
     data: DataConfig
     features: FeaturesConfig
     embedding: EmbeddingConfig = EmbeddingConfig()
