@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from os.path import isfile  # Path's own raises where a name is too long
 from pathlib import Path
 
-from erase_rec.config.document import KeyPath, Node, display, kind_of, read_document
+from erase_rec.config.document import KeyPath, Node, display, kind_of, read_document, unwritable
 from erase_rec.errors import ConfigError, nearest
 
 BASE = "_base_"
@@ -73,6 +73,8 @@ def _base_names(base: Node) -> list[tuple[str, str]]:
     if len(names) < len(items):
         found = kind_of(base.plain())
         raise ConfigError([f"{base.place}: {BASE}: expected a file name or a list of them, found {found}"])
+    if unfit := [f"{place}: {BASE}: {problem}" for name, place in names if (problem := unwritable(name))]:
+        raise ConfigError(unfit)
     return names
 
 
