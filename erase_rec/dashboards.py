@@ -75,7 +75,7 @@ def hyperparameters(config: Config) -> dict[str, Hyperparameter]:
 
 def arm_hash(config: Config) -> str:
     """Equal for runs that differ in the seed and the run folder alone: the HParams dashboard shows their mean."""
-    fields = config.model_dump(mode="json", exclude={"seed", "run"})
+    fields = config.model_dump(mode="json", exclude={"schema_version", "seed", "run"})
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -24,6 +24,7 @@ from erase_rec.cli import (
     predict,
     prepare,
     report,
+    schema,
     sweep,
     synth,
     timeline,
@@ -50,6 +51,7 @@ app.command("fetch")(fetch.command)
 app.command("prepare")(prepare.command)
 app.command("inspect")(inspect.command)
 app.command("synth")(synth.command)
+app.command("schema")(schema.command)
 app.command("bench")(bench.command)
 app.command("sweep")(sweep.command)
 app.command("audit")(audit.command)

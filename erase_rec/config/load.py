@@ -105,8 +105,8 @@ def _refuse_other_version(document: Node) -> None:
         raise ConfigError(
             [
                 f"{place}: schema_version: found {found}, expected {SCHEMA_VERSION}, "
-                f"which erase-rec {__version__} reads; use the erase-rec that the file was written for, or change the file "
-                "to this version (erase-rec schema prints its schema)"
+                f"which erase-rec {__version__} reads; use the erase-rec that the file was written for, or change the "
+                "file to this version (erase-rec schema prints its schema)"
             ]
         )
 

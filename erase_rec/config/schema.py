@@ -12,6 +12,9 @@ from pydantic import BeforeValidator, Field
 
 from erase_rec.config.types import Boolean, Integer, Model, Number, Selection, Text, Texts
 
+SCHEMA_VERSION = 1
+"""Rises when a file that was right gets another meaning, or none."""
+
 PositiveInt = Annotated[Integer, Field(gt=0)]
 NonNegativeInt = Annotated[Integer, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
@@ -447,6 +450,8 @@ class RunConfig(Model):
 class Config(Model):
     """A whole configuration."""
 
+    schema_version: Annotated[Integer, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of the words in this file; files of another one are refused. ``erase-rec schema`` prints the schema."""
     seed: NonNegativeInt = 1
     """Of initial weights, shuffling, splits and rows that are made up."""
     data: DataConfig
