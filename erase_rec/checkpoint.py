@@ -4,10 +4,15 @@
 and size and CRC-32 of every tensor file. A checkpoint is written under another name and renamed when it is complete
 and on the disk, so a save that is killed leaves nothing that looks like a checkpoint. ``last`` and ``best`` are text
 files that name a checkpoint.
+
+What several ranks hold parts of (:class:`erase_rec.distributed.shards.Shards`) is one tensor in a checkpoint, of which
+each rank writes its parts into files of its own; everything else the first rank writes. So nothing in a checkpoint
+depends on how tables were spread, or over how many ranks. The ranks must see one folder.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -28,6 +33,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from erase_rec.distributed.shards import Held, Shards, ShardsLoadPlanner, ShardsSavePlanner
+from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 
 FORMAT = 2
@@ -39,6 +46,8 @@ PARTIAL = ".partial"
 REPLACED = ".replaced"
 """Suffix of a checkpoint while one of the same step takes its place: valid if that one is missing."""
 
+_FILE = re.compile(r"__(\d+)_")
+_WRITER_FAILED = "PytorchStreamWriter"
 _NAME = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 16 * 2**20
 _SHOWN_NAMES = 8
@@ -53,58 +62,105 @@ class CheckpointFormatError(CheckpointError):
 
 
 class CheckpointManager:
-    """The checkpoints of one run. One process saves at a time."""
+    """The checkpoints of one run. One process saves at a time, or all ranks of a run together."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, world: World | None = None) -> None:
         """Opens ``folder`` (made at the first save) and changes nothing in it.
 
         Args:
             folder: ``runs/<id>/checkpoints``.
             keep: how many of the newest are retained besides the best; at least 1.
+            world: the ranks that save; None: this process alone.
         """
         assert keep >= 1
         self._folder = folder
         self._keep = keep
+        self._world = world or World()
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, is_best: bool) -> Path:
+    def save(self, step: int, tensors: Mapping[str, Held], state: Mapping[str, Any], *, is_best: bool) -> Path:
         """Writes and publishes the checkpoint of ``step``, then removes what is no longer retained.
 
+        Every rank calls it; collective where ranks hold parts of tensors, and elsewhere only the first rank works.
         Synchronises the host. A checkpoint of the same step is replaced. Retention never looks at newer steps, which
         a run that was resumed from an older one may find here.
 
         Args:
             step: updates done so far.
-            tensors: on any device.
-            state: JSON's types only.
+            tensors: on any device; the same names on every rank.
+            state: JSON's types only; the first rank's counts.
             is_best: mark it as the best so far.
 
         Raises:
-            UserError: the disk refuses; the checkpoints saved before are kept.
+            UserError: the disk refuses, on any rank; the checkpoints saved before are kept.
         """
         target = self._folder / f"step_{step:08d}"
         partial = self._folder / f"{target.name}{PARTIAL}"
+        spread = self._world.size > 1 and any(isinstance(tensor, Shards) for tensor in tensors.values())
+        if not (spread or self._world.is_first):
+            return target
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
-            with _single_process_dcp():
-                dcp_save(dict(tensors), checkpoint_id=partial, no_dist=True)
-            files = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
-            record = {"format": FORMAT, "step": step, "files": files, "state": state}
-            _write(partial / STATE_FILE, json.dumps(record))
-            _sync_folder(partial)
-            _publish(partial, target)
-            for pointer in (LAST_FILE, BEST_FILE) if is_best else (LAST_FILE,):
-                _write(self._folder / f"{pointer}{PARTIAL}", target.name)
-                (self._folder / f"{pointer}{PARTIAL}").replace(self._folder / pointer)
-            _sync_folder(self._folder)
+            with self._together("begin", spread):
+                if self._world.is_first:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    shutil.rmtree(partial, ignore_errors=True)
+            files = self._write_tensors(partial, tensors) if spread else _write_alone(partial, tensors)
+            with self._together("publish", spread):
+                if self._world.is_first:
+                    record = {"format": FORMAT, "step": step, "files": files, "state": state}
+                    _write(partial / STATE_FILE, json.dumps(record))
+                    self._publish(partial, target, is_best=is_best)
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            if self._world.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
                 f"cannot write checkpoint {target}: {error.strerror or error}; the checkpoints saved before are kept: "
                 "free some space or make the folder writable, then resume"
             ) from error
-        self._remove_old(step)
+        if self._world.is_first:
+            self._remove_old(step)
         return target
+
+    def _write_tensors(self, partial: Path, tensors: Mapping[str, Held]) -> dict[str, dict[str, int]]:
+        """Writes this rank's tensors beside those of the others; size and checksum of every file. Collective."""
+        own = {name: value for name, value in tensors.items() if self._world.is_first or isinstance(value, Shards)}
+        with self._world.lent("checkpoint"), _plain_errors():
+            dcp_save(own, checkpoint_id=partial, planner=ShardsSavePlanner())
+        files: dict[str, dict[str, int]] = {}
+        with self._together("files", True):
+            # A rank's files are named by its number; the index is the first rank's.
+            mine = [file for file in sorted(partial.iterdir()) if _writer(file.name) == self._world.rank]
+            files = {file.name: _fingerprint(file) for file in mine}
+        return {
+            name: found
+            for of_rank in self._world.gather_objects("checkpoint.files", files)
+            for name, found in of_rank.items()
+        }
+
+    @contextmanager
+    def _together(self, stage: str, spread: bool) -> Iterator[None]:
+        """A block that fails on every rank where it fails on one; collective where tensors are ``spread``.
+
+        Raises:
+            OSError: of the first rank that had one.
+        """
+        own: OSError | None = None
+        try:
+            yield
+        except OSError as error:
+            own = error
+        found = self._world.gather_objects(f"checkpoint.{stage}", _numbered(own)) if spread else [_numbered(own)]
+        if own is not None:
+            raise own
+        if others := [entry for entry in found if entry is not None]:
+            raise OSError(*others[0])
+
+    def _publish(self, partial: Path, target: Path, *, is_best: bool) -> None:
+        _sync_folder(partial)
+        _publish(partial, target)
+        for pointer in (LAST_FILE, BEST_FILE) if is_best else (LAST_FILE,):
+            _write(self._folder / f"{pointer}{PARTIAL}", target.name)
+            (self._folder / f"{pointer}{PARTIAL}").replace(self._folder / pointer)
+        _sync_folder(self._folder)
 
     def latest(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint that is whole, and a sentence on each newer one that is not.
@@ -199,7 +255,7 @@ def stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """
     try:
         entries = FileSystemReader(path).read_metadata().state_dict_metadata
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
+    except (OSError, pickle.UnpicklingError) as error:
         raise _unusable(path, f"torch {torch.__version__} cannot read its tensor index ({error})") from error
     return {
         name: (tuple(entry.size), entry.properties.dtype)
@@ -208,12 +264,12 @@ def stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     }
 
 
-def load(path: Path, into: Mapping[str, Tensor], *, subset: bool = False) -> None:
-    """Reads the tensors of the checkpoint at ``path`` into ``into``, in place.
+def load(path: Path, into: Mapping[str, Held], *, subset: bool = False) -> None:
+    """Reads the tensors of the checkpoint at ``path`` into ``into``, in place; of parts of tensors these alone.
 
     Args:
         path: a checkpoint.
-        into: tensors of the same names, shapes and dtypes, on any device.
+        into: tensors, or parts of them, of the same names, whole shapes and dtypes, on any device.
         subset: names that only the checkpoint has are left there.
 
     Raises:
@@ -236,8 +292,9 @@ def load(path: Path, into: Mapping[str, Tensor], *, subset: bool = False) -> Non
             "use the configuration and the data that it was made with"
         )
     try:
-        with _single_process_dcp():
-            dcp_load(dict(into), checkpoint_id=path, no_dist=True)
+        with _plain_errors():
+            # Ranks read what they need by themselves.
+            dcp_load(dict(into), checkpoint_id=path, planner=ShardsLoadPlanner(), no_dist=True)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
 
@@ -287,22 +344,42 @@ def _listed(names: Collection[str]) -> str:
     return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
+def _write_alone(partial: Path, tensors: Mapping[str, Held]) -> dict[str, dict[str, int]]:
+    """Writes all tensors from one process; size and checksum of every file."""
+    with _plain_errors():
+        dcp_save(dict(tensors), checkpoint_id=partial, planner=ShardsSavePlanner(), no_dist=True)
+    return {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
+
+
+def _writer(file: str) -> int:
+    """The rank that wrote a file of a checkpoint."""
+    match = _FILE.match(file)
+    return int(match[1]) if match else 0
+
+
+def _numbered(error: OSError | None) -> tuple[int | None, str] | None:
+    """What another rank makes the same error of."""
+    return None if error is None else (error.errno, error.strerror or str(error))
+
+
 @contextmanager
-def _single_process_dcp() -> Iterator[None]:
+def _plain_errors() -> Iterator[None]:
     """Calls torch.distributed.checkpoint without its remark on a missing process group, and with plain exceptions.
 
     It wraps whatever was raised, Ctrl-C too, in a CheckpointException; a full disk is there the OSError in whose
-    handling the archive writer failed once more.
+    handling the archive writer failed once more. Of another rank's failure only the last exception is there.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
             yield
     except CheckpointException as wrapper:
-        cause = next(iter(wrapper.failures.values()))[0]
+        rank, (cause, _) = next(iter(wrapper.failures.items()))
         error: BaseException | None = cause
         while error is not None and not isinstance(error, OSError):
             error = error.__cause__ or error.__context__
+        if error is None and _WRITER_FAILED in str(cause):
+            error = OSError(errno.EIO, f"rank {rank}: {str(cause).splitlines()[0]}")
         raise error or cause from None
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.batch import Batch, Scores, SparseBatch, StepOutput
+from erase_rec.distributed.shards import Held
 
 LocalLoss = Callable[[Tensor, Tensor], Tensor]
 """(logit [B], label [B]) -> scalar, mean over the batch. The logit already holds the target's other terms."""
@@ -80,15 +81,22 @@ class Embeddings(Protocol):
         """
         ...
 
-    def tables(self) -> Mapping[str, Tensor]:
-        """Weight of each table by feature name, float32 [rows, dim]; shares storage with the parameters."""
+    def idle(self) -> None:
+        """Takes part in the other ranks' lookup in evaluation, for a rank that has no rows in it; may be collective."""
         ...
 
-    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Optimizer state by feature name; shares storage or is copied back by ``load_optimizer_state``."""
+    def tables(self) -> Mapping[str, Held]:
+        """Weight of each table by feature name, float32 [rows, dim]; shares storage with the parameters.
+
+        Where ranks hold parts of a table, this rank's.
+        """
         ...
 
-    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Held]]:
+        """Optimizer state by feature name; parts share storage, others may be copied by ``load_optimizer_state``."""
+        ...
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Held]]) -> None:
         """Takes over what ``optimizer_state`` gave, in place."""
         ...
 

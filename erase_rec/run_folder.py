@@ -149,6 +149,11 @@ class RunFolder:
         return self.path / "autotune.json"
 
     @property
+    def sharding_plan(self) -> Path:
+        """Which rank held what of each table, where tables were spread; of the newest start."""
+        return self.path / "sharding_plan.json"
+
+    @property
     def scores(self) -> Path:
         """Label and predictions of each held-out row, where ``eval.scores`` asks for them."""
         return self.path / "scores.parquet"

@@ -17,6 +17,8 @@ from erase_rec.callbacks import CallbackError, Callbacks
 from erase_rec.config.schema import Config
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.distributed.replicas import ReplicaGuard, RunningStatistics
+from erase_rec.distributed.shards import Held, Shards
+from erase_rec.distributed.table_plan import ShardingPlan
 from erase_rec.distributed.world import World
 from erase_rec.early_stopping import EarlyStopping
 from erase_rec.errors import UserError
@@ -63,6 +65,7 @@ class Parts:
     checkpoints: checkpoint.CheckpointManager
     data_fingerprint: str
     tuning: Tuning | None = None
+    sharding: ShardingPlan | None = None
 
 
 @dataclass
@@ -119,7 +122,7 @@ class TrainingLoop:
         """
         state = checkpoint.read_state(path)
         ranks = state["ranks"]
-        tensors = checkpoint_tensors(self.parts) | self._random.empty(ranks)
+        tensors: dict[str, Held] = {**checkpoint_tensors(self.parts), **self._random.empty(ranks)}
         checkpoint.load(path, tensors)
         self.parts.optimizer.refresh()
         # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
@@ -129,7 +132,8 @@ class TrainingLoop:
                 for table, entries in self.parts.model.embeddings.optimizer_state().items()
             }
         )
-        metrics = {name.removeprefix(METRICS): value for name, value in tensors.items() if name.startswith(METRICS)}
+        whole = {name: value for name, value in tensors.items() if not isinstance(value, Shards)}
+        metrics = {name.removeprefix(METRICS): value for name, value in whole.items() if name.startswith(METRICS)}
         self.parts.metrics.load_state_dict(metrics)
         self._lr_schedule.load_state_dict(state["lr_schedule"])
         self._best.load_state_dict(state["best"])
@@ -137,9 +141,10 @@ class TrainingLoop:
             self._early_stopping.load_state_dict(state["early_stopping"])
             self._stop = self._early_stopping.exhausted
         self._evaluated_step = state["evaluated_step"]
+        self.grad_norms = state["grad_norms"]
         self._saved_step = self.position.step
         self.parts.guard.step = self.position.step
-        self._random.restore(tensors, ranks)
+        self._random.restore(whole, ranks)
 
     def fit(self) -> Literal["completed", "stopped_early"]:
         """Trains to the end.
@@ -313,16 +318,16 @@ class TrainingLoop:
             "data_fingerprint": self.parts.data_fingerprint,
             "ranks": self.parts.world.size,
         }
-        tensors = checkpoint_tensors(self.parts) | self._random.tensors()
+        tensors: dict[str, Held] = {**checkpoint_tensors(self.parts), **self._random.tensors()}
+        path = self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
         if self.parts.world.is_first:
-            path = self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
             self.callbacks.checkpoint(path)
         self._saved_step = self.position.step
         self.timer.resume()
 
 
-def checkpoint_tensors(parts: Parts) -> dict[str, Tensor]:
-    """Every tensor of a run but the generators', by a name that depends on no schedule, backend or rank; collective.
+def checkpoint_tensors(parts: Parts) -> dict[str, Held]:
+    """Every tensor of a run but the generators', by a name that depends on no schedule, backend or plan; collective.
 
     They share storage with what they are of. Whoever loads into them then tells the optimizer (``refresh``).
     """
@@ -340,10 +345,10 @@ def checkpoint_tensors(parts: Parts) -> dict[str, Tensor]:
     }
 
 
-def served_tensors(model: CTRModel) -> dict[str, Tensor]:
+def served_tensors(model: CTRModel) -> dict[str, Held]:
     """Tensors that predictions depend on, by checkpoint name; share storage with the model.
 
     Those of a model in training are to be replaced by the optimizer's masters: checkpoints are float32 throughout.
     """
-    tensors = {f"model/{name}": value for name, value in model.dense_state().items()}
+    tensors: dict[str, Held] = {f"model/{name}": value for name, value in model.dense_state().items()}
     return tensors | {f"tables/{name}": value for name, value in model.embeddings.tables().items()}

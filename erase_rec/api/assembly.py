@@ -23,7 +23,7 @@ from erase_rec.config.types import Params
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.replicas import ReplicaGuard
-from erase_rec.distributed.replicated_tables import ReplicatedTables
+from erase_rec.distributed.table_plan import ShardingPlan
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
@@ -44,7 +44,7 @@ from erase_rec.training_loop import Parts, served_tensors
 from eval.evaluator import PooledEvaluator
 from eval.progressive import ProgressiveEvaluation
 from models.ctr_model import CTRModel, build_local_losses, build_model
-from models.embeddings.build import build_embeddings
+from models.embeddings.build import build_embeddings, build_rank_embeddings
 from models.registry import ModelCatalog
 
 TUNED_BATCHES = 4
@@ -151,11 +151,16 @@ def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:
         yield world, Machine.prepare(config)
 
 
-def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
-    """Evaluation forward of ``model`` for batches in host memory, in the model's precision."""
+def scorer(
+    model: CTRModel, machine: Machine, *, terms: bool = False, ablate: bool = False
+) -> Callable[[Batch], Scores]:
+    """Evaluation forward of ``model`` for batches in host memory, in its precision; see :meth:`CTRModel.score`."""
 
     def score(batch: Batch) -> Scores:
-        return model.score(batch.to(machine.device, non_blocking=True))
+        if batch.size == 0:  # of a step with fewer rows than ranks, which other ranks score together
+            model.embeddings.idle()
+            return Scores(batch.label, dict.fromkeys(model.tower_names(), batch.label))
+        return model.score(batch.to(machine.device, non_blocking=True), terms=terms, ablate=ablate)
 
     return score
 
@@ -221,10 +226,9 @@ def build_parts(
         tune_on: full batches on the device to measure on; none: the first of the training rows.
     """
     torch.manual_seed(config.seed + world.rank)  # dropout; initial weights have generators of their own
+    sharding: ShardingPlan | None = None
     if embeddings is None:
-        embeddings = build_embeddings(config, datasets.table_rows, machine.device, machine.dtype)
-        if world.size > 1:
-            embeddings = ReplicatedTables(embeddings, world)
+        embeddings, sharding = build_rank_embeddings(config, datasets.table_rows, machine.device, machine.dtype, world)
     model = build_model(config, embeddings, machine.device)
     plan = Plan.from_config(config, world.size)
     blocks = trained_blocks(model, plan)
@@ -276,9 +280,10 @@ def build_parts(
         evaluator=PooledEvaluator(names, world),
         metrics=metrics,
         replicas=ReplicaGuard(world, model, config.distributed.check_every, optimizer.masters()),
-        checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints),
+        checkpoints=CheckpointManager(folder.checkpoints, config.train.keep_checkpoints, world),
         data_fingerprint=datasets.fingerprint,
         tuning=tuning,
+        sharding=sharding,
     )
 
 

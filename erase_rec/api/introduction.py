@@ -29,6 +29,8 @@ def introduction(config: Config, datasets: Datasets, folder: RunFolder, machine:
             f"{world.size} ranks; a step is {datasets.train.global_batch_size:,} rows, "
             f"{config.train.local_batch_size:,} a rank"
         )
+    elif config.embedding.sharding != "replicated":
+        lines.append(f"embedding.sharding: {config.embedding.sharding}: one rank holds whole tables")
     if config.schedule.cuda_graph != "none" and machine.device.type != "cuda":
         lines.append("schedule.cuda_graph: the CPU has no CUDA graphs; every operation is launched by itself")
     if auxiliary:

@@ -143,6 +143,8 @@ class Run:
         self.folder, self.is_first, self.bayes_ne = folder, world.is_first, datasets.bayes_ne
         tuned = Tuning.model_validate_json(folder.autotune.read_bytes()) if folder.autotune.exists() else None
         parts = build_parts(config, datasets, folder, machine, world, tuning=tuned)
+        if parts.sharding is not None and world.is_first:
+            parts.sharding.write(folder.sharding_plan)
         if parts.tuning is not None and tuned is None and world.is_first:
             folder.autotune.write_text(parts.tuning.model_dump_json(indent=2) + "\n", encoding="utf-8")
         position = Position() if start is None else Position(**read_state(start)["position"])
@@ -156,7 +158,8 @@ class Run:
             speaks = self.shows and world.is_first
             progress = stack.enter_context(show_progress(total, position.step) if speaks else Progress())
             placement = [] if parts.tuning is None else [parts.tuning.sentence()]
-            for message in (*introduction(config, datasets, folder, machine, world), *placement, *notes):
+            spread = [] if parts.sharding is None else [parts.sharding.text()]
+            for message in (*introduction(config, datasets, folder, machine, world), *spread, *placement, *notes):
                 progress.message(message)
             log.text("config", f"```yaml\n{dump_config(config)}```")
             log.hparams(config)

@@ -33,6 +33,7 @@ from torch.utils.flop_counter import flop_registry
 from erase_rec.batch import Batch, SparseBatch
 from erase_rec.bench.batches import rows_touched
 from erase_rec.config.schema import Config
+from erase_rec.distributed.shards import Held
 from erase_rec.protocols import CTRModel, TrainStep
 from erase_rec.throughput import clock_for
 
@@ -131,6 +132,9 @@ class NoTables(nn.Module):
     def verify(self) -> None:
         """No id is looked up."""
 
+    def idle(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+
     def tables(self) -> Mapping[str, Tensor]:
         """None."""
         return {}
@@ -139,7 +143,7 @@ class NoTables(nn.Module):
         """None."""
         return {}
 
-    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Held]]) -> None:
         """There is none."""
 
 

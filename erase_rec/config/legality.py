@@ -16,6 +16,7 @@ from erase_rec.config.objective_rules import OBJECTIVE_RULES
 from erase_rec.config.relevance import ignored_settings
 from erase_rec.config.rules import Finding, Rule
 from erase_rec.config.schema import Config
+from erase_rec.config.sharding_rules import SHARDING_RULES
 from erase_rec.config.tower_rules import TOWER_RULES
 from erase_rec.config.training_rules import TRAINING_RULES
 
@@ -116,6 +117,7 @@ def _reduction(config: Config) -> Reduction:
 RULES: tuple[Rule, ...] = (
     *DATA_RULES,
     *FEATURE_RULES,
+    *SHARDING_RULES,
     *TOWER_RULES,
     *OBJECTIVE_RULES,
     *TRAINING_RULES,

@@ -98,11 +98,15 @@ def _captured(config: Config) -> dict[str, Any]:
     distributed, dense = config.distributed, config.optimizer.dense
     one_norm = dense.max_grad_norm is not None and dense.clip == "global"
     optimizer = {"optimizer": "end" if one_norm else "per_tower"}
+    early = config.schedule.early_backward is not False
     if distributed.reduction in {None, "bucket"}:
         by_worker = config.schedule.dispatch == "non_blocking"
-        return optimizer | {"cuda_graph": "tower" if by_worker else "step"}
+        # Ranks tell each other through their hosts how many ids they exchange, which no capture can hold.
+        exchanged = config.embedding.sharding != "replicated"
+        if exchanged and not early:
+            return optimizer | {"cuda_graph": "none"}
+        return optimizer | {"cuda_graph": "tower" if by_worker or exchanged else "step"}
     needs_hooks = distributed.reduction == "ddp_per_tower" or distributed.find_unused_parameters is True
-    early = config.schedule.early_backward is not False
     return optimizer | {"cuda_graph": "tower" if early and not needs_hooks else "none"}
 
 

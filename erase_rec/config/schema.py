@@ -179,6 +179,20 @@ class FeaturesConfig(Model):
     sparse: tuple[Annotated[SparseFeatureConfig, BeforeValidator(_named)], ...] = ()
 
 
+class TableShardingConfig(Model):
+    """How one table is spread over several ranks, where ``embedding.sharding`` spreads tables."""
+
+    name: Text
+    """The sparse feature whose table it is."""
+    sharding: Literal["auto", "table_wise", "row_wise", "column_wise", "data_parallel"] | None = None
+    """``None``: as ``embedding.sharding`` says."""
+    kernel: Literal["fused", "fused_uvm", "fused_uvm_caching"] | None = None
+    """FBGEMM's kernel: rows in device memory, in host memory, or there with a cache on the device (the last two: CUDA
+    only). ``None``: the planner's choice."""
+    column_width: PositiveInt | None = None
+    """``column_wise``: columns of a part, which divide the table's; ``None``: the planner's choice."""
+
+
 class EmbeddingConfig(Model):
     """Embedding tables, one a sparse feature."""
 
@@ -186,6 +200,12 @@ class EmbeddingConfig(Model):
     """``auto``: torchrec where it and fbgemm import, else torch. Both give the same results to tolerance."""
     dim: PositiveInt = 16
     """Columns of the tables whose feature names none."""
+    sharding: Literal["replicated", "auto", "table_wise", "row_wise", "column_wise", "data_parallel"] = "replicated"
+    """On several ranks. ``replicated``: each holds all tables and looks up the ids of all. ``data_parallel``: each
+    holds all tables and looks up its own ids, and gradients of whole tables are averaged. The others spread tables,
+    their rows or their columns over the ranks through TorchRec; ``auto`` lets its planner choose table by table."""
+    tables: tuple[TableShardingConfig, ...] = ()
+    """What is to hold for single tables."""
 
 
 class LossConfig(Model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,12 +58,15 @@ class CollectiveLog:
         step: number that the next entries carry; the trainer advances it.
         recent: the last entries, oldest first.
         count: entries so far.
+        sent_bytes: bytes that this rank gave to collectives, by group; no part of the digest, since ranks that exchange
+            ids and pooled rows give different numbers of them.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.recent: deque[Collective] = deque(maxlen=KEPT_ENTRIES)
         self.count = 0
+        self.sent_bytes: Counter[str] = Counter()
         self._hash = hashlib.sha256()
         self._captured: list[Collective] | None = None
 
@@ -74,6 +77,10 @@ class CollectiveLog:
             self._add(entry)
         else:
             self._captured.append(entry)
+
+    def sent(self, group: str, count: int) -> None:
+        """Adds ``count`` bytes that this rank gave to a collective of ``group``, besides what its entry says."""
+        self.sent_bytes[group] += count
 
     @contextmanager
     def capturing(self) -> Iterator[list[Collective]]:
@@ -92,6 +99,7 @@ class CollectiveLog:
     def _add(self, entry: Collective) -> None:
         self.recent.append(entry)
         self.count += 1
+        self.sent_bytes[entry.group] += entry.numel * entry.dtype.itemsize
         self._hash.update(f"{entry}\n".encode())
 
     def digest(self) -> str:

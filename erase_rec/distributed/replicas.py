@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.distributed.collective_log import first_difference
+from erase_rec.distributed.shards import Shards
 from erase_rec.distributed.world import World
 from erase_rec.protocols import CTRModel, OverArch, TowerBlock
 
@@ -105,14 +106,16 @@ def _modules(block: TowerBlock | OverArch) -> list[nn.Module]:
 
 
 def blocks_of(model: CTRModel, masters: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Tensors of each tower, of the over-arch and of each table, by the name that messages use."""
+    """Tensors of each tower, of the over-arch and of each whole table, by the name that messages use."""
     state = model.dense_state() | dict(masters)
     blocks = {
         f"tower {name}": [value for key, value in state.items() if key.startswith(f"towers.{name}.")]
         for name in model.tower_names()
     }
     blocks["over-arch"] = [value for key, value in state.items() if key.startswith("over_arch.")]
-    return blocks | {f"table {name}": [weight] for name, weight in model.embeddings.tables().items()}
+    # Of a table that is spread over the ranks there is one copy.
+    whole = {name: weight for name, weight in model.embeddings.tables().items() if not isinstance(weight, Shards)}
+    return blocks | {f"table {name}": [weight] for name, weight in whole.items()}
 
 
 def bit_hash(tensors: Sequence[Tensor]) -> Tensor:

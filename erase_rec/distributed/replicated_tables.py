@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from erase_rec.batch import SparseBatch
+from erase_rec.distributed.shards import Held
 from erase_rec.distributed.world import World
 from erase_rec.protocols import Embeddings
 
@@ -84,15 +85,18 @@ class ReplicatedTables(nn.Module):
         """See :class:`erase_rec.protocols.Embeddings`; of training forwards every rank sees the ids of all."""
         self._tables.verify()
 
-    def tables(self) -> Mapping[str, Tensor]:
+    def idle(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`: evaluation asks other ranks for nothing."""
+
+    def tables(self) -> Mapping[str, Held]:
         """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
         return self._tables.tables()
 
-    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Held]]:
         """See :class:`erase_rec.protocols.Embeddings`; the same on every rank."""
         return self._tables.optimizer_state()
 
-    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Held]]) -> None:
         """See :class:`erase_rec.protocols.Embeddings`."""
         self._tables.load_optimizer_state(state)
 

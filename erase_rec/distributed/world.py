@@ -136,6 +136,16 @@ class World:
         first: Value = holder[0]
         return first
 
+    @contextmanager
+    def lent(self, group: str) -> Iterator[None]:
+        """A block in which a library issues collectives of its own over these ranks, logged as one entry.
+
+        Every rank enters it at the same place of its program. What the rank sends there is told to
+        :meth:`CollectiveLog.sent`.
+        """
+        with self._issuing(group):
+            yield
+
     def barrier(self, group: str) -> None:
         """Waits for every rank. Synchronises the host."""
         self.gather_objects(group, None)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from erase_rec.batch import Batch
 from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.distributed.shards import Shards
 from erase_rec.distributed.world import World
 from erase_rec.protocols import CTRModel, TrainStep
 from erase_rec.schedule.measured_streams import Interval, MeasuredStreams
@@ -152,12 +153,18 @@ def nothing_learnt(model: CTRModel, optimizer: DenseOptimizer, device: torch.dev
 
 def _moved_by_steps(model: CTRModel, optimizer: DenseOptimizer) -> dict[str, Tensor]:
     """What a step moves at learning rate 0, but for the tables' weights, which it leaves."""
-    tables = model.embeddings.optimizer_state()
-    return {
+    tables = {
+        f"tables/{table}/{name}": value
+        for table, entries in model.embeddings.optimizer_state().items()
+        for name, value in entries.items()
+    }
+    # Only whole steps are measured, and steps of tables that are spread over ranks are not captured whole.
+    whole = {name: value for name, value in tables.items() if not isinstance(value, Shards)}
+    assert whole.keys() == tables.keys()
+    return whole | {
         **{f"model/{name}": value for name, value in model.dense_state().items()},
         **{f"masters/{name}": value for name, value in optimizer.masters().items()},
         **{f"optimizer/{name}": value for name, value in optimizer.state().items()},
-        **{f"tables/{table}/{name}": value for table, entries in tables.items() for name, value in entries.items()},
     }
 
 

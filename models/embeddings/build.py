@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from erase_rec.config.schema import Config
+from erase_rec.distributed.replicated_tables import ReplicatedTables
+from erase_rec.distributed.table_plan import ShardingPlan
+from erase_rec.distributed.world import World
 from erase_rec.environment import triple_problem
 from erase_rec.errors import ConfigError, UserError
 from erase_rec.protocols import Embeddings
-from models.embeddings.layout import tables_of
+from models.embeddings.data_parallel import DataParallelTables
+from models.embeddings.layout import Table, tables_of
+from models.embeddings.mixed import MixedTables
 from models.embeddings.own_kernels import own_kernels_apply
+from models.embeddings.sharding_plan import DATA_PARALLEL, Parameters, key_of, plan_sharding
 from models.embeddings.torch_backend import TorchEmbeddings
 
 
@@ -64,6 +70,79 @@ def build_embeddings(
         pooled_dtype=dtype,
         own_kernels=config.model.kernels == "auto" and own_kernels_apply(device, config.optimizer.sparse),
     )
+
+
+def build_rank_embeddings(
+    config: Config,
+    table_rows: Mapping[str, int],
+    device: torch.device,
+    dtype: torch.dtype,
+    world: World,
+) -> tuple[Embeddings, ShardingPlan | None]:
+    """The tables of one of several ranks, spread as ``embedding.sharding`` says, and the plan by which; collective.
+
+    One rank has whole tables whatever the configuration says. See :func:`build_embeddings`.
+
+    Raises:
+        UserError: TorchRec cannot be had, or finds no plan.
+    """
+    if world.size == 1 or config.embedding.sharding == "replicated":
+        local = build_embeddings(config, table_rows, device, dtype)
+        return (local if world.size == 1 else ReplicatedTables(local, world)), None
+    if problem := _torchrec_problem(config, device):
+        raise UserError(
+            f"embedding.sharding: {config.embedding.sharding}: {problem}; or use embedding.sharding=replicated"
+        )
+    from models.embeddings.exchanged import collection_of
+
+    tables = tables_of(config, table_rows)
+    keys = [key_of(position) for position in range(len(tables))]
+    weighted = any(feature.weights is not None for feature in config.features.sparse)
+    collection = collection_of(tables, keys, weighted=weighted)
+    plan, parameters = plan_sharding(config, tables, collection, world, device)
+    return _spread(config, tables, plan, parameters, device, dtype, world, weighted=weighted), plan
+
+
+def _spread(
+    config: Config,
+    tables: Sequence[Table],
+    plan: ShardingPlan,
+    parameters: Parameters,
+    device: torch.device,
+    dtype: torch.dtype,
+    world: World,
+    *,
+    weighted: bool,
+) -> Embeddings:
+    """Copies of some tables and parts of the others."""
+    from models.embeddings.exchanged import ExchangedTables
+
+    optimizer, seed = config.optimizer.sparse, config.seed
+    copied = [at for at, table in enumerate(tables) if plan.tables[table.name].sharding == DATA_PARALLEL]
+    spread = [at for at in range(len(tables)) if at not in copied]
+    backends: list[Embeddings] = []
+    if spread:
+        chosen, keys = [tables[at] for at in spread], [key_of(at) for at in spread]
+        backends.append(
+            ExchangedTables(
+                chosen,
+                keys,
+                optimizer,
+                plan,
+                parameters,
+                world,
+                seed=seed,
+                device=device,
+                weighted=weighted,
+                pooled_dtype=dtype,
+            )
+        )
+    if copied:
+        chosen = [tables[at] for at in copied]
+        backends.append(DataParallelTables(chosen, optimizer, world, seed=seed, device=device, pooled_dtype=dtype))
+    if len(backends) == 1:
+        return backends[0]
+    return MixedTables(backends, [spread, copied])
 
 
 def _torchrec_problem(config: Config, device: torch.device) -> str | None:

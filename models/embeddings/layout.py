@@ -6,7 +6,7 @@ Shapes: B rows, F features, V ids of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import Config, SparseOptimizerConfig
+from erase_rec.distributed.shards import Held, Shards
 from erase_rec.errors import UserError
 from models.layers import seeded
 
@@ -44,9 +45,47 @@ class Table:
 
     def initial_weight(self, seed: int) -> Tensor:
         """Float32 [rows, dim], uniform in +-1/sqrt(rows) as in DLRM; depends on (seed, name) and shape alone."""
+        weight = torch.empty(self.rows, self.dim, dtype=torch.float32)
+        self.draw(seed, lambda start, rows: weight[start : start + len(rows)].copy_(rows))
+        return weight
+
+    def draw(self, seed: int, write: Callable[[int, Tensor], object], rows_at_once: int = 2**16) -> None:
+        """Gives ``initial_weight`` to ``write`` piece by piece, with the first row's number: no table is ever whole.
+
+        torch's CPU generator fills elements one after the other, so that pieces are those of the whole.
+        """
+        bound = 1.0 / math.sqrt(self.rows)
         with seeded(seed, f"embeddings.{self.name}"):
-            bound = 1.0 / math.sqrt(self.rows)
-            return torch.empty(self.rows, self.dim, dtype=torch.float32).uniform_(-bound, bound)
+            for start in range(0, self.rows, rows_at_once):
+                rows = min(rows_at_once, self.rows - start)
+                write(start, torch.empty(rows, self.dim, dtype=torch.float32).uniform_(-bound, bound))
+
+
+def without_padding(sparse: SparseBatch) -> SparseBatch:
+    """The same bags with ``values`` cut after the last one. Synchronises the host for multi-valued bags on CUDA."""
+    if sparse.single_valued:
+        return sparse
+    count = int(sparse.lengths.sum())
+    weights = None if sparse.weights is None else sparse.weights[:count]
+    return replace(sparse, values=sparse.values[:count], weights=weights)
+
+
+def select_features(sparse: SparseBatch, features: Sequence[int]) -> SparseBatch:
+    """The bags of some features, in the order of ``features``; ``sparse`` holds no padding.
+
+    Synchronises the host for multi-valued bags on CUDA.
+    """
+    fields = sparse.num_features
+    lengths_FB = sparse.lengths.reshape(fields, -1)
+    sizes = [lengths_FB.shape[1]] * fields if sparse.single_valued else lengths_FB.sum(dim=1).tolist()
+
+    def pick(values: Tensor) -> Tensor:
+        parts = torch.split(values, sizes)
+        return torch.cat([parts[feature] for feature in features])
+
+    weights = None if sparse.weights is None else pick(sparse.weights)
+    lengths = torch.cat([lengths_FB[feature] for feature in features])
+    return SparseBatch(pick(sparse.values), lengths, weights, len(features), sparse.single_valued)
 
 
 def tables_of(config: Config, table_rows: Mapping[str, int]) -> list[Table]:
@@ -103,20 +142,15 @@ class TableModule(nn.Module):
         factors = factor_FB.flatten().repeat_interleave(sparse.lengths, output_size=sparse.values.numel())
         return factors if weights is None else factors * weights
 
-    def without_padding(self, sparse: SparseBatch) -> SparseBatch:
-        """The same bags with ``values`` cut after the last one. Synchronises the host for multi-valued bags on CUDA."""
-        if sparse.single_valued:
-            return sparse
-        count = int(sparse.lengths.sum())
-        weights = None if sparse.weights is None else sparse.weights[:count]
-        return replace(sparse, values=sparse.values[:count], weights=weights)
-
     def order(self, sparse: SparseBatch) -> Any:
         """See :class:`erase_rec.protocols.Embeddings`: the update sorts by itself."""
         return None
 
     def verify(self) -> None:
         """See :class:`erase_rec.protocols.Embeddings`: lookups have checked."""
+
+    def idle(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`: a lookup asks other ranks for nothing."""
 
     def check_ids(self, sparse: SparseBatch) -> None:
         """Refuses ids outside their table: a kernel would read another row, or no memory of ours at all.
@@ -146,7 +180,7 @@ class TableModule(nn.Module):
         """See :class:`erase_rec.protocols.Embeddings`."""
         return None
 
-    def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+    def optimizer_state(self) -> Mapping[str, Mapping[str, Held]]:
         """By feature name: ``sum``, or ``exp_avg``, ``exp_avg_sq`` and ``iteration`` (one count for all tables)."""
         count = {} if self._iteration is None else {"iteration": self._iteration}
         return {
@@ -154,13 +188,16 @@ class TableModule(nn.Module):
             for table, values in zip(self._tables, self._table_states(), strict=True)
         }
 
-    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copies what ``optimizer_state`` of either backend gave."""
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Held]]) -> None:
+        """Copies what ``optimizer_state`` gave; parts of tensors share storage with what they are of already."""
         for name, entries in self.optimizer_state().items():
             for key, value in entries.items():
-                value.copy_(state[name][key])
+                given = state[name][key]
+                if not isinstance(value, Shards):
+                    assert not isinstance(given, Shards)
+                    value.copy_(given)
 
-    def _table_states(self) -> Sequence[Sequence[Tensor]]:
+    def _table_states(self) -> Sequence[Sequence[Held]]:
         """The optimizer's tensors of each table in the order of ``STATE_NAMES``; views."""
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from torch.nn.functional import embedding_bag
 
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import SparseOptimizerConfig
-from models.embeddings.layout import STATE_NAMES, Table, TableModule
+from models.embeddings.layout import STATE_NAMES, Table, TableModule, without_padding
 from models.embeddings.row_optimizer import sum_by_row, update_rows
 
 
@@ -127,7 +127,7 @@ class TorchEmbeddings(TableModule):
         Raises:
             IdRangeError: an id is outside its table.
         """
-        sparse = self.without_padding(sparse)
+        sparse = without_padding(sparse)
         self.check_ids(sparse)
         pooled: dict[int, Tensor] = {}
         lookups: list[_Lookup] = []
@@ -151,12 +151,22 @@ class TorchEmbeddings(TableModule):
             self._iteration += 1
         iteration = 0 if self._iteration is None else int(self._iteration)
         parts = torch.split(gradient, self.feature_dims, dim=1)
-        for members, group, lookup in zip(self._members, self._groups, lookups, strict=True):
-            if lookup.rows.numel() == 0:
-                continue
+        for number, (members, lookup) in enumerate(zip(self._members, lookups, strict=True)):
+            group = self._groups[number]
             bag_gradient = torch.cat([parts[i] for i in members]).to(group.weight.dtype)
-            rows, row_gradient = sum_by_row(lookup.rows, lookup.bags, lookup.weights, bag_gradient)
-            update_rows(group.weight, group.state(), rows, row_gradient, self._config, self._lr, iteration)
+            rows, row_gradient = self._rows_of_all(number, *self._own_rows(lookup, bag_gradient))
+            if rows.numel():
+                update_rows(group.weight, group.state(), rows, row_gradient, self._config, self._lr, iteration)
+
+    def _own_rows(self, lookup: _Lookup, bag_gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Distinct rows of a lookup and their gradients."""
+        if lookup.rows.numel() == 0:
+            return lookup.rows, bag_gradient[:0]
+        return sum_by_row(lookup.rows, lookup.bags, lookup.weights, bag_gradient)
+
+    def _rows_of_all(self, number: int, rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """What group ``number`` is updated with: here what this process's batch touched."""
+        return rows, gradient
 
     def set_lr(self, lr: float) -> None:
         """See :class:`erase_rec.protocols.Embeddings`."""

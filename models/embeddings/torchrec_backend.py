@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from erase_rec.batch import SparseBatch
 from erase_rec.config.schema import SparseOptimizerConfig
-from models.embeddings.layout import Table, TableModule
+from models.embeddings.layout import Table, TableModule, without_padding
 from models.embeddings.own_kernels import Order, OwnKernels
 
 
@@ -89,7 +89,7 @@ class TorchRecEmbeddings(TableModule):
             pooled = self._own.lookup(sparse, self._pooled_dtype)
             return pooled.requires_grad_() if torch.is_grad_enabled() else pooled
         # FBGEMM takes every id for one of a bag.
-        sparse = self.without_padding(sparse)
+        sparse = without_padding(sparse)
         if not sparse.values.is_cuda:
             self.check_ids(sparse)
         if sparse.single_valued:
