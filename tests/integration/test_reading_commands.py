@@ -81,7 +81,7 @@ def test_a_run_on_prepared_rows_is_evaluated_on_them_and_on_others(folder: Path)
     assert "50.0% of the held-out categorical values are unseen: c 50.0%" in other.stderr
 
     state = max((folder / "runs" / "whole" / "checkpoints").glob("step_*/state.json"))
-    state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
+    state.write_text(state.read_text().replace('"format": 3', '"format": 1'))
     old = call(folder, "train", "--resume", "runs/whole", "train.steps=20", expect=2)
-    assert "its format is 1, this version reads 2" in old.stderr
+    assert "its format is 1, this version reads 3" in old.stderr
     assert len(old.stderr.strip().splitlines()) == 1
