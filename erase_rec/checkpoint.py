@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -36,8 +35,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from erase_rec.distributed.shards import Held, Shards, ShardsLoadPlanner, ShardsSavePlanner
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
+from erase_rec.tensor_index import IndexReader
 
-FORMAT = 2
+FORMAT = 3
 STATE_FILE = "state.json"
 BEST_FILE = "best"
 LAST_FILE = "last"
@@ -50,6 +50,11 @@ _FILE = re.compile(r"__(\d+)_")
 _WRITER_FAILED = "PytorchStreamWriter"
 _NAME = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 16 * 2**20
+_DAMAGE = (
+    *(EOFError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError),
+    pickle.UnpicklingError,
+)
+"""What torch raises where a file does not hold what the index says, though its checksum is right."""
 _SHOWN_NAMES = 8
 
 
@@ -106,7 +111,7 @@ class CheckpointManager:
             files = self._write_tensors(partial, tensors) if spread else _write_alone(partial, tensors)
             with self._together("publish", spread):
                 if self._world.is_first:
-                    record = {"format": FORMAT, "step": step, "files": files, "state": state}
+                    record = sealed({"format": FORMAT, "step": step, "files": files, "state": state})
                     _write(partial / STATE_FILE, json.dumps(record))
                     self._publish(partial, target, is_best=is_best)
         except OSError as error:
@@ -254,7 +259,7 @@ def stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         CheckpointError: its index cannot be read.
     """
     try:
-        entries = FileSystemReader(path).read_metadata().state_dict_metadata
+        entries = IndexReader(path).read_metadata().state_dict_metadata
     except (OSError, pickle.UnpicklingError) as error:
         raise _unusable(path, f"torch {torch.__version__} cannot read its tensor index ({error})") from error
     return {
@@ -294,9 +299,11 @@ def load(path: Path, into: Mapping[str, Held], *, subset: bool = False) -> None:
     try:
         with _plain_errors():
             # Ranks read what they need by themselves.
-            dcp_load(dict(into), checkpoint_id=path, planner=ShardsLoadPlanner(), no_dist=True)
+            dcp_load(dict(into), storage_reader=IndexReader(path), planner=ShardsLoadPlanner(), no_dist=True)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
+    except _DAMAGE as error:
+        raise _unusable(path, f"its tensors are not what its index says ({error})") from error
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
@@ -319,7 +326,7 @@ def _record(path: Path) -> dict[str, Any]:
         record = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise _unusable(path, f"{STATE_FILE} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unusable(path, f"{STATE_FILE} is not JSON ({error})") from error
     if not isinstance(record, dict) or not {"format", "files", "state"} <= record.keys():
         raise _unusable(path, f"{STATE_FILE} is not the record of a checkpoint")
@@ -328,7 +335,15 @@ def _record(path: Path) -> dict[str, Any]:
             f"checkpoint {path} cannot be used: its format is {record['format']!r}, this version reads {FORMAT}; "
             "continue with the version of erase-rec that wrote it, or start a new run"
         )
+    if record != sealed(record):
+        raise _unusable(path, f"{STATE_FILE} was changed after it was written (its checksum differs)")
     return record
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's record with the checksum of all else in it: nothing else would tell that a number was changed."""
+    rest = {key: value for key, value in record.items() if key != "crc32"}
+    return rest | {"crc32": zlib.crc32(json.dumps(rest, sort_keys=True).encode())}
 
 
 def _unusable(path: Path, reason: str) -> CheckpointError:
