@@ -84,16 +84,12 @@ class PooledEvaluator:
 
     def _collect(self, score: Callable[[Batch], Scores], batches: Iterable[Batch]) -> _Rows:
         """This rank's rows."""
-        logits, labels, row_ids = list[Tensor](), [torch.empty(0)], [torch.empty(0).long()]
-        parts: tuple[str, ...] = ()
+        logits, labels, row_ids = [torch.empty(1 + len(self._towers), 0)], [torch.empty(0)], [torch.empty(0).long()]
         for batch in batches:
             scores = score(batch)
             if batch.size == 0:
                 continue  # of a step with fewer rows than ranks: tables of the others may need this rank
-            said = {"terms": scores.terms, "without": scores.without}
-            parts = tuple(name for name, logits_of in said.items() if logits_of)
-            chosen = [scores.tower_logits, *(said[name] for name in parts)]
-            stacked = torch.stack([scores.logit, *(found[name] for found in chosen for name in self._towers)])
+            stacked = torch.stack([scores.logit, *(scores.tower_logits[name] for name in self._towers)])
             stacked = stacked if stacked.dtype == torch.float64 else stacked.float()
             logits.append(stacked.detach().cpu())  # host synchronisation: one copy a batch
             labels.append(batch.label.cpu())

@@ -1,4 +1,4 @@
-"""Tables spread over ranks: equal to one process with the ranks' batches joined, whatever the plan; bytes as counted."""
+"""Tables spread over ranks equal one process with the ranks' batches joined, whatever the plan; bytes as counted."""
 
 from __future__ import annotations
 
