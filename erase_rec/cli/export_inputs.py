@@ -46,9 +46,12 @@ class ModelInputs:
             bags.append(tuple(torch.from_numpy(array) for array in arrays))
         return cls(torch.from_numpy(dense), torch.from_numpy(ids), bags)
 
-    def arguments(self) -> tuple[Tensor, Tensor, list[tuple[Tensor, ...]]]:
-        """What the PyTorch programs are called with."""
-        return self.dense, self.ids, list(self.bags)
+    def arguments(self) -> tuple[Tensor, Tensor, tuple[tuple[Tensor, ...], ...]]:
+        """What the PyTorch programs are called with.
+
+        No lists: where tensordict was imported, a program that is loaded expects lists of its type in their place.
+        """
+        return self.dense, self.ids, tuple(self.bags)
 
     def flat(self) -> list[Tensor]:
         """The same one after the other, in the order of the manifest's ``inputs``."""

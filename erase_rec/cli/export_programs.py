@@ -34,7 +34,7 @@ def trace(model: CTRModel, features: FeaturesConfig, example: ModelInputs) -> Ex
         example: at least 2 rows, and 2 values of each multi-valued feature: sizes of 0 and 1 would be taken for fixed.
     """
     varies = {0: Dim.DYNAMIC}
-    shapes = (varies, varies, [tuple(varies for _ in bag) for bag in example.bags])
+    shapes = (varies, varies, tuple(tuple(varies for _ in bag) for bag in example.bags))
     served = ServedModel(model, features.sparse)
     served.train(False)
     with _quiet(), torch.no_grad():
