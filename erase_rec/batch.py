@@ -112,7 +112,17 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class Scores:
-    """Logits of an evaluation forward: [B] for the model and a tower."""
+    """Logits of an evaluation forward: [B] for the model and a tower.
+
+    Attributes:
+        logit: the model's.
+        tower_logits: the towers'.
+        terms: what each tower's logit adds to the model's; empty where the over-arch does not add logits, or where
+            nobody asked.
+        without: the model's, had a tower given an output and a logit of 0; empty where nobody asked.
+    """
 
     logit: Tensor
     tower_logits: Mapping[str, Tensor]
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
+    without: Mapping[str, Tensor] = field(default_factory=dict)

@@ -127,6 +127,10 @@ class OverArch(Protocol):
         """Logit [B] from the towers' outputs and local logits, in tower order, already cut where detached."""
         ...
 
+    def terms(self, outputs: Sequence[Tensor], logits: Sequence[Tensor]) -> Tensor | None:
+        """What each tower's logit adds to the logit, [T, B]; None where logits are not added."""
+        ...
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """The over-arch's parameters."""
         ...
@@ -201,7 +205,9 @@ class BatchLoader(Protocol):
 class EvalResult:
     """Metrics of one evaluation over all rows; undefined values are nan.
 
-    ``towers`` holds ``{name: {"ne": ..., "auc": ...}}``; ``extra`` holds further registered metrics; ``scores`` the
+    ``towers`` holds ``{name: {"ne": ..., "auc": ...}}``, and of a tower's part in the model ``share`` (of the sums over
+    rows of the absolute terms of the logit), ``ne_without`` (the model's NE without the tower) and ``correlation`` (the
+    largest absolute one of its logit with another tower's, which ``most_like`` names), as far as known; ``extra`` holds further registered metrics; ``scores`` the
     rows themselves (a ``pyarrow.Table``) where they were asked for.
     """
 
@@ -212,6 +218,7 @@ class EvalResult:
     base_rate: float
     rows: int
     towers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    most_like: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, float] = field(default_factory=dict)
     scores: pa.Table | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +16,9 @@ from erase_rec.protocols import EvalResult
 from erase_rec.throughput import Throughput
 
 SUMMARY_FILE = "summary.json"
+
+_PART = {"share": ("share of logit", ".1%"), "ne_without": ("NE without", ".5f")}
+"""Columns of a tower's part in the model, with header and format; shown where known."""
 
 Status = Literal["completed", "stopped_early", "interrupted", "failed"]
 
@@ -41,10 +45,15 @@ class EvalSummary(_Section):
 
 
 class TowerSummary(_Section):
-    """Held-out metrics of a tower's local logit."""
+    """Held-out metrics of a tower's local logit, and its part in the model."""
 
     ne: Value
     auc: Value
+    share: Value = math.nan
+    ne_without: Value = math.nan
+    correlation: Value = math.nan
+    most_like: str | None = None
+    grad_norm: Value = math.nan
 
 
 class ThroughputSummary(_Section):
@@ -153,8 +162,10 @@ class Evaluation(_Section):
         return metrics_table(self.eval, self.towers)
 
 
-def summarize_eval(result: EvalResult) -> tuple[EvalSummary, dict[str, TowerSummary]]:
-    """The sections ``eval`` and ``towers`` of one evaluation."""
+def summarize_eval(
+    result: EvalResult, grad_norms: Mapping[str, float] | None = None
+) -> tuple[EvalSummary, dict[str, TowerSummary]]:
+    """The sections ``eval`` and ``towers`` of one evaluation; ``grad_norms`` of the towers' last logged step."""
     extra: dict[str, Any] = dict(result.extra)
     model = EvalSummary(
         ne=result.ne,
@@ -165,7 +176,12 @@ def summarize_eval(result: EvalResult) -> tuple[EvalSummary, dict[str, TowerSumm
         rows=result.rows,
         **extra,
     )
-    towers = {name: TowerSummary(ne=values["ne"], auc=values["auc"]) for name, values in result.towers.items()}
+    towers = {
+        name: TowerSummary(
+            **dict(values), most_like=result.most_like.get(name), grad_norm=(grad_norms or {}).get(name, math.nan)
+        )
+        for name, values in result.towers.items()
+    }
     return model, towers
 
 
@@ -173,10 +189,12 @@ def metrics_table(model: EvalSummary, towers: dict[str, TowerSummary]) -> Table:
     """NE and AUC of the model and each tower; undefined values are a dash."""
     table = Table(title=f"held-out metrics, {model.rows:,} rows, base rate {_number(model.base_rate, '.5f')}")
     table.add_column("")
-    for column in ("NE", "AUC", "logloss", "calibration"):
+    part = [column for column in _PART if any(not math.isnan(getattr(tower, column)) for tower in towers.values())]
+    for column in ("NE", "AUC", "logloss", "calibration", *(_PART[column][0] for column in part)):
         table.add_column(column, justify="right")
     for name, tower in towers.items():
-        table.add_row(name, _number(tower.ne, ".5f"), _number(tower.auc, ".5f"), "", "")
+        of_tower = (_number(getattr(tower, column), _PART[column][1]) for column in part)
+        table.add_row(name, _number(tower.ne, ".5f"), _number(tower.auc, ".5f"), "", "", *of_tower)
     table.add_section()
     cells = (model.ne, model.auc, model.logloss, model.calibration)
     table.add_row("model", *(_number(cell, ".5f") for cell in cells), style="bold")

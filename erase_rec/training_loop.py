@@ -23,7 +23,7 @@ from erase_rec.distributed.world import World
 from erase_rec.early_stopping import EarlyStopping
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
-from erase_rec.health import health_warnings
+from erase_rec.health import health_warnings, tower_warnings
 from erase_rec.lr_schedule import LRSchedule
 from erase_rec.position import Position, planned_steps
 from erase_rec.prefetch import prefetch
@@ -80,6 +80,7 @@ class TrainingLoop:
         position: where it starts, and where it is.
         last_eval: the newest evaluation of this process.
         overlap: of the last logged step.
+        grad_norms: of each tower in the last logged step, before clipping.
         check_interrupt: called after each step; raises to end the run.
     """
 
@@ -90,6 +91,7 @@ class TrainingLoop:
     position: Position = field(default_factory=Position)
     last_eval: EvalResult | None = None
     overlap: OverlapReport | None = None
+    grad_norms: dict[str, float] = field(default_factory=dict)
     check_interrupt: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -142,6 +144,7 @@ class TrainingLoop:
             self._stop = self._early_stopping.exhausted
         self._evaluated_step = state["evaluated_step"]
         self.grad_norms = state["grad_norms"]
+        self.grad_norms = state["grad_norms"]
         self._saved_step = self.position.step
         self.parts.guard.step = self.position.step
         self._random.restore(whole, ranks)
@@ -180,6 +183,8 @@ class TrainingLoop:
         self.callbacks.tell(self.position.step, self.position.epoch)
         if self.last_eval is None and self.parts.eval_loader is not None:
             self.last_eval = self.evaluate()  # resumed after the last evaluation: the same rows, the same result
+        for sentence in [] if self.last_eval is None else tower_warnings(self.last_eval):
+            self.progress.message(f"warning: {sentence}")
         return "stopped_early" if self._stop else "completed"
 
     def _finished(self) -> bool:
@@ -253,6 +258,8 @@ class TrainingLoop:
         for block, norm in grad_norms.items():
             tower = block in self.parts.model.tower_names()
             values[f"tower/{block}/grad_norm" if tower else f"{block}/grad_norm"] = float(norm)
+            if tower:
+                self.grad_norms[block] = float(norm)
         self.log.scalars(step, values)
         self.progress.report(step, values)
         self.callbacks.log(values)
@@ -315,6 +322,7 @@ class TrainingLoop:
             "best": self._best.state_dict(),
             "early_stopping": self._early_stopping.state_dict() if self._early_stopping else None,
             "evaluated_step": self._evaluated_step,
+            "grad_norms": self.grad_norms,
             "data_fingerprint": self.parts.data_fingerprint,
             "ranks": self.parts.world.size,
         }

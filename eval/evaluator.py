@@ -17,6 +17,7 @@ from erase_rec.distributed.world import World
 from erase_rec.protocols import EvalResult
 from eval.metrics import ClickSums, click_sums
 from eval.registry import ROW_METRICS, SUM_METRICS
+from eval.tower_health import tower_health
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,17 @@ FIXED_METRICS = ("ne", "auc", "logloss", "calibration", "base_rate")
 class _Rows:
     """Scored rows on the host."""
 
-    logits: Tensor  # [1 + T, n], the model's and the towers'
+    logits: Tensor  # [1 + T, n], the model's and the towers', then T for each of ``parts``
     label: Tensor  # [n]
     row_ids: Tensor  # int64 [n]
+    parts: tuple[str, ...] = ()  # what else the scores said: terms, without
+
+    def part(self, name: str, towers: int) -> Tensor | None:
+        """One of ``parts``, [T, n]; None where it was not said."""
+        if name not in self.parts:
+            return None
+        start = 1 + towers * (1 + self.parts.index(name))
+        return self.logits[start : start + towers]
 
 
 class PooledEvaluator:
@@ -69,43 +78,66 @@ class PooledEvaluator:
         return result
 
     def _result(self, rows: _Rows) -> EvalResult:
-        values = [_metrics(logit, rows.label) for logit in rows.logits]
+        values = [_metrics(logit, rows.label) for logit in rows.logits[: 1 + len(self._towers)]]
         model = values[0]
         self._warn_undefined(model["ne"], model["auc"], rows.label)
+        health, most_like = tower_health(
+            rows.logits[0],
+            rows.logits[1 : 1 + len(self._towers)],
+            rows.label,
+            terms=rows.part("terms", len(self._towers)),
+            without=rows.part("without", len(self._towers)),
+        )
         return EvalResult(
             **{name: model[name] for name in FIXED_METRICS},
             rows=rows.label.numel(),
             towers={
-                tower: {name: tower_values[name] for name in TOWER_METRICS}
-                for tower, tower_values in zip(self._towers, values[1:], strict=True)
+                tower: {name: tower_values[name] for name in TOWER_METRICS} | found
+                for tower, tower_values, found in zip(self._towers, values[1:], health, strict=True)
+            },
+            most_like={
+                tower: self._towers[other]
+                for tower, other in zip(self._towers, most_like, strict=True)
+                if other is not None
             },
             extra={name: value for name, value in model.items() if name not in FIXED_METRICS},
         )
 
     def _collect(self, score: Callable[[Batch], Scores], batches: Iterable[Batch]) -> _Rows:
         """This rank's rows."""
-        logits, labels, row_ids = [torch.empty(1 + len(self._towers), 0)], [torch.empty(0)], [torch.empty(0).long()]
+        logits, labels, row_ids = list[Tensor](), [torch.empty(0)], [torch.empty(0).long()]
+        parts: tuple[str, ...] = ()
         for batch in batches:
             scores = score(batch)
             if batch.size == 0:
                 continue  # of a step with fewer rows than ranks: tables of the others may need this rank
-            stacked = torch.stack([scores.logit, *(scores.tower_logits[name] for name in self._towers)])
+            if batch.size == 0:
+                continue  # of a step with fewer rows than ranks
+            said = {"terms": scores.terms, "without": scores.without}
+            parts = tuple(name for name, logits_of in said.items() if logits_of)
+            chosen = [scores.tower_logits, *(said[name] for name in parts)]
+            stacked = torch.stack([scores.logit, *(found[name] for found in chosen for name in self._towers)])
             stacked = stacked if stacked.dtype == torch.float64 else stacked.float()
             logits.append(stacked.detach().cpu())  # host synchronisation: one copy a batch
             labels.append(batch.label.cpu())
             row_ids.append(batch.row_ids)
-        return _Rows(torch.cat(logits, dim=1), torch.cat(labels), torch.cat(row_ids))
+        if not logits:
+            logits = [torch.empty(1 + len(self._towers), 0)]
+        return _Rows(torch.cat(logits, dim=1), torch.cat(labels), torch.cat(row_ids), parts)
 
     def _pool(self, own: _Rows) -> _Rows | None:
         """The rows of all ranks in the order of their ids, on the first rank."""
         world = self._world
         if world.size == 1:
             return own
-        # A rank without rows does not know the logits' type.
-        counts, dtypes = zip(
-            *world.gather_objects("evaluation.rows", (own.label.numel(), own.logits.dtype)), strict=True
-        )
+        # A rank without rows does not know the logits' type, nor what else the scores say.
+        said = world.gather_objects("evaluation.rows", (own.label.numel(), own.logits.dtype, own.parts))
+        counts, dtypes, parts_of = zip(*said, strict=True)
+        told: tuple[str, ...] = max(parts_of, key=len)
         logits = own.logits.double() if torch.float64 in dtypes else own.logits
+        if own.parts != told:
+            assert logits.shape[1] == 0
+            logits = logits.new_empty((1 + len(self._towers) * (1 + len(told)), 0))
         columns = {"logits": logits, "label": own.label, "row_ids": own.row_ids}
         room = max(counts) - own.label.numel()
         joined = []
@@ -116,7 +148,8 @@ class PooledEvaluator:
         if not joined:
             return None
         order = joined[-1].argsort()
-        return _Rows(*(column[..., order] for column in joined))
+        pooled, label, row_ids = (column[..., order] for column in joined)
+        return _Rows(pooled, label, row_ids, told)
 
     def _warn_undefined(self, ne: float, auc: float, label: Tensor) -> None:
         if self._warned or not (math.isnan(ne) or math.isnan(auc)):
@@ -144,7 +177,8 @@ def score_table(rows: _Rows, towers: Sequence[str]) -> pa.Table:
         "prediction": rows.logits[0].double().sigmoid(),
         "logit": rows.logits[0],
     }
-    columns |= {f"tower_{name}": logit for name, logit in zip(towers, rows.logits[1:], strict=True)}
+    of_towers = rows.logits[1 : 1 + len(towers)]
+    columns |= {f"tower_{name}": logit for name, logit in zip(towers, of_towers, strict=True)}
     return pa.table({name: column.numpy() for name, column in columns.items()})
 
 

@@ -156,11 +156,16 @@ class CTRModel(nn.Module):
         """Names in configuration order."""
         return self._names
 
-    def score(self, batch: Batch) -> Scores:
+    def score(self, batch: Batch, *, terms: bool = False, ablate: bool = False) -> Scores:
         """Forward pass of the whole model on the current stream.
 
         The caller chooses grad and train mode. Logits are [B], float32 at least, and speak of all rows: where negative
         rows were sampled, the odds that were learnt are too high by 1 / rate (He et al., ADKDD 2014, section 6.3).
+
+        Args:
+            batch: on the model's device.
+            terms: also say what each tower's logit adds; where none is added, the logit without each tower.
+            ablate: also say the logit without each tower: the over-arch once more for each.
         """
         pooled_BE = self.embeddings(batch.sparse)
         outputs: dict[str, Tensor] = {}
@@ -170,10 +175,23 @@ class CTRModel(nn.Module):
             read = [outputs[other] for other in block.inputs]
             outputs[name], logits[name] = block(batch.dense, pooled_BE, read)
         logit = self.over_arch(list(outputs.values()), list(logits.values()))
+        added = self.over_arch.terms(list(outputs.values()), list(logits.values())) if terms else None
+        without: dict[str, Tensor] = {}
+        if ablate or (terms and added is None):
+            without = {name: self._without(name, outputs, logits) + self._shift for name in self._names}
         if self._shift:
             logit = logit + self._shift
             logits = {name: each + self._shift if name in self._shifted else each for name, each in logits.items()}
-        return Scores(logit, logits)
+        named = {} if added is None else dict(zip(self._names, added.unbind(), strict=True))
+        return Scores(logit, logits, named, without)
+
+    def _without(self, dropped: str, outputs: Mapping[str, Tensor], logits: Mapping[str, Tensor]) -> Tensor:
+        """The logit, [B], had a tower given zeros to the over-arch; towers that read it read what it gave."""
+        parts = (
+            [torch.zeros_like(value) if name == dropped else value for name, value in found.items()]
+            for found in (outputs, logits)
+        )
+        return self.over_arch(*parts)
 
     def dense_state(self) -> dict[str, Tensor]:
         """Parameters and buffers but for the tables, as ``towers.<name>...`` and ``over_arch...``; shares storage."""

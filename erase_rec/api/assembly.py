@@ -151,14 +151,16 @@ def join_ranks(config: Config) -> Iterator[tuple[World, Machine]]:
         yield world, Machine.prepare(config)
 
 
-def scorer(model: CTRModel, machine: Machine) -> Callable[[Batch], Scores]:
-    """Evaluation forward of ``model`` for batches in host memory, in the model's precision."""
+def scorer(
+    model: CTRModel, machine: Machine, *, terms: bool = False, ablate: bool = False
+) -> Callable[[Batch], Scores]:
+    """Evaluation forward of ``model`` for batches in host memory, in its precision; see :meth:`CTRModel.score`."""
 
     def score(batch: Batch) -> Scores:
         if batch.size == 0:  # of a step with fewer rows than ranks, which other ranks score together
             model.embeddings.idle()
             return Scores(batch.label, dict.fromkeys(model.tower_names(), batch.label))
-        return model.score(batch.to(machine.device, non_blocking=True))
+        return model.score(batch.to(machine.device, non_blocking=True), terms=terms, ablate=ablate)
 
     return score
 
@@ -272,7 +274,7 @@ def build_parts(
         step=step,
         optimizer=optimizer,
         guard=guard,
-        score=scorer(model, machine),
+        score=scorer(model, machine, terms=True),
         train_loader=datasets.train,
         eval_loader=datasets.eval,
         evaluator=PooledEvaluator(names, world),

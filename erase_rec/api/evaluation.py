@@ -15,6 +15,7 @@ from data.frames import FrameSource
 from erase_rec.api.assembly import ContentCatalog, join_ranks, scorer, trained_model
 from erase_rec.config.load import load_config
 from erase_rec.errors import UserError
+from erase_rec.health import tower_warnings
 from erase_rec.run_folder import RunFolder
 from erase_rec.summary import Evaluation, summarize_eval
 from eval.evaluator import PooledEvaluator
@@ -48,6 +49,7 @@ def evaluate(
     train: pd.DataFrame | None = None,
     eval: pd.DataFrame | None = None,
     keep_scores: bool = False,
+    ablate: bool = False,
 ) -> Evaluated:
     """Scores rows with a checkpoint, with its run's transforms and vocabularies; of a run folder with the best one.
 
@@ -57,6 +59,7 @@ def evaluate(
         train: the DataFrame of a run that held out some of its rows.
         eval: rows to evaluate; None: those that the run held out.
         keep_scores: also return label and predictions of each row.
+        ablate: also say the model's NE without each tower.
 
     Raises:
         UserError: an override would change the model, or there is no whole checkpoint, or the rows cannot be read.
@@ -83,9 +86,10 @@ def evaluate(
         model = trained_model(config, features.table_rows, folder.checkpoint(checkpoint), machine)
         with torch.no_grad():
             result = PooledEvaluator(model.tower_names(), world).evaluate(
-                scorer(model, machine), held_out.loader.batches(0), keep_scores=keep_scores
+                scorer(model, machine, terms=True, ablate=ablate), held_out.loader.batches(0), keep_scores=keep_scores
             )
         model.embeddings.verify()
     evaluation, towers = summarize_eval(result)
     remarks = [*held_out.unseen_remarks(), *bad_row_remarks(held_out.bad_rows)]
+    remarks += [f"warning: {sentence}" for sentence in tower_warnings(result)]
     return Evaluated(Evaluation(eval=evaluation, towers=towers), result.scores, remarks, world.is_first)

@@ -246,7 +246,7 @@ def _summarize(loop: TrainingLoop, datasets: Datasets, status: Status) -> Summar
     evaluation: EvalSummary = EvalSummary()
     towers: dict[str, TowerSummary] = {}
     if loop.last_eval is not None:
-        evaluation, towers = summarize_eval(loop.last_eval)
+        evaluation, towers = summarize_eval(loop.last_eval, loop.grad_norms)
     position = loop.position
     return Summary(
         status=status,

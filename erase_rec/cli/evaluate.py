@@ -14,6 +14,7 @@ def command(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run folder (then its best checkpoint).")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as data.eval=PATH.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write each row's label and predictions here.")] = None,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Also say the model's NE without each tower.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Evaluate a checkpoint, with its run's transforms and vocabularies, on the run's held-out rows or other files."""
@@ -22,7 +23,7 @@ def command(
 
     from erase_rec.api.evaluation import evaluate
 
-    found = evaluate(checkpoint, overrides or [], keep_scores=scores is not None)
+    found = evaluate(checkpoint, overrides or [], keep_scores=scores is not None, ablate=ablate)
     if not found.is_first:
         return
     for line in found.remarks:

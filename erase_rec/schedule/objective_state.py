@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +43,9 @@ class ObjectiveState:
         self._factors = torch.ones(len(self._floors), dtype=torch.float64, device=device)
         self._floor = torch.tensor([*self._floors.values()], dtype=torch.float64, device=device)
         self._decay = plan.teacher_decay
-        self._teacher: OverArch | None = None
+        self._teacher: nn.Module | None = None
         if plan.taught():
-            assert isinstance(model.over_arch, nn.Module)
-            teacher = copy.deepcopy(model.over_arch)
-            teacher.requires_grad_(False).eval()
-            self._teacher = teacher
+            self._teacher = copy.deepcopy(cast(nn.Module, model.over_arch)).requires_grad_(False).eval()
         if saved is not None:
             for name, value in self.tensors().items():
                 value.copy_(saved[name])
@@ -56,7 +54,6 @@ class ObjectiveState:
         """What the next step reads, by name; shares storage. Empty where no objective keeps anything."""
         found = {FACTORS: self._factors} if self._floors else {}
         if self._teacher is not None:
-            assert isinstance(self._teacher, nn.Module)
             found |= {f"{TEACHER}{name}": value for name, value in self._teacher.state_dict().items()}
         return found
 
@@ -90,12 +87,12 @@ class ObjectiveState:
 
     def average(self, over_arch: OverArch) -> None:
         """Moves the teacher towards the over-arch by 1 - decay, in place; buffers are copied."""
-        assert isinstance(self._teacher, nn.Module)
-        assert isinstance(over_arch, nn.Module)
+        assert self._teacher is not None
+        learnt = cast(nn.Module, over_arch)
         with torch.no_grad():
-            for old, new in zip(self._teacher.parameters(), over_arch.parameters(), strict=True):
+            for old, new in zip(self._teacher.parameters(), learnt.parameters(), strict=True):
                 old.lerp_(new, 1 - self._decay)
-            for kept, now in zip(self._teacher.buffers(), over_arch.buffers(), strict=True):
+            for kept, now in zip(self._teacher.buffers(), learnt.buffers(), strict=True):
                 kept.copy_(now)
 
 

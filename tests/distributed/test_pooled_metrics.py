@@ -22,7 +22,7 @@ SPARSE = SparseBatch(torch.empty(0).long(), torch.empty(0).int(), None, 0)
 def logits_of(row_ids: Tensor) -> Scores:
     """Many ties, so that a wrong pairing of rows shows in AUC."""
     logit = (row_ids * 7 % 5).double() - 2.0
-    return Scores(logit, {"deep": -logit / 3})
+    return Scores(logit, {"deep": -logit / 3}, {"deep": logit / 4}, {"deep": 3 * logit / 4})
 
 
 def batch_of(rows: range) -> Batch:

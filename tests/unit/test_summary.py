@@ -30,13 +30,17 @@ RESULT = EvalResult(
     calibration=1.1,
     base_rate=0.2,
     rows=1234,
-    towers={"deep": {"ne": 0.9, "auc": 0.6}, "cross": {"ne": math.nan, "auc": 0.7}},
+    towers={
+        "deep": {"ne": 0.9, "auc": 0.6, "share": 0.25, "ne_without": 0.82, "correlation": 0.5},
+        "cross": {"ne": math.nan, "auc": 0.7},
+    },
+    most_like={"deep": "cross"},
     extra={"prediction_std": math.inf},
 )
 
 
 def summary(result: EvalResult = RESULT) -> Summary:
-    model, towers = summarize_eval(result)
+    model, towers = summarize_eval(result, {"deep": 0.125})
     throughput = Throughput(1.0, 2.0, 3.0, 2.5, steps=7, step_ms=1.0, data_wait_ms=0.25)
     return Summary(
         status="completed",
@@ -67,8 +71,18 @@ def test_the_file_holds_the_documented_keys_and_null_for_undefined(tmp_path: Pat
         ".eval.prediction_std": None,
         ".towers.deep.ne": 0.9,
         ".towers.deep.auc": 0.6,
+        ".towers.deep.share": 0.25,
+        ".towers.deep.ne_without": 0.82,
+        ".towers.deep.correlation": 0.5,
+        ".towers.deep.most_like": "cross",
+        ".towers.deep.grad_norm": 0.125,
         ".towers.cross.ne": None,
         ".towers.cross.auc": 0.7,
+        ".towers.cross.share": None,
+        ".towers.cross.ne_without": None,
+        ".towers.cross.correlation": None,
+        ".towers.cross.most_like": None,
+        ".towers.cross.grad_norm": None,
         ".throughput.qps_p10": 1.0,
         ".throughput.qps_p50": 2.0,
         ".throughput.qps_p90": 3.0,
@@ -142,7 +156,7 @@ def test_the_table_shows_each_tower_the_model_and_the_speed() -> None:
     file = io.StringIO()
     Console(file=file, width=120).print(summary().table())
     text = file.getvalue()
-    assert re.search(r"deep\s+│\s+0\.90000\s+│\s+0\.60000", text)
+    assert re.search(r"deep\s+│\s+0\.90000\s+│\s+0\.60000\s+│\s+│\s+│\s+25\.0%\s+│\s+0\.82000", text)
     assert re.search(r"cross\s+│\s+-\s+│\s+0\.70000", text)
     assert re.search(r"model\s+│\s+0\.80000\s+│\s+-", text)
     assert "QPS mean 2, p10 1, p50 2, p90 3 over 7 steps of 64 rows" in " ".join(text.split())
