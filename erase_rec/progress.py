@@ -1,11 +1,13 @@
-"""What a user sees while training: a bar on a terminal, one plain line a log interval elsewhere."""
+"""What a user sees while training: a bar on a terminal, a line that changes in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -93,12 +95,15 @@ class LineProgress(Progress):
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """See :meth:`Progress.report`."""
-        parts = (f"step {step}/{self._total_steps}", _describe(values), self._time_left(step))
-        self.message("  ".join(part for part in parts if part))
+        self.message(self._line(step, values))
 
     def message(self, text: str) -> None:
         """See :meth:`Progress.message`."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _line(self, step: int, values: Mapping[str, float]) -> str:
+        parts = (f"step {step}/{self._total_steps}", _describe(values), self._time_left(step))
+        return "  ".join(part for part in parts if part)
 
     def _time_left(self, step: int) -> str:
         done, left = step - self._start_step, self._total_steps - step
@@ -108,11 +113,40 @@ class LineProgress(Progress):
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
+class NotebookProgress(LineProgress):
+    """A line of a cell's output that changes with each report, so that a long run leaves a short notebook."""
+
+    def __init__(self, console: Console, total_steps: int, start_step: int = 0) -> None:
+        """Shows nothing yet."""
+        super().__init__(console, total_steps, start_step)
+        self._display = importlib.import_module("IPython.display").display
+        self._shown: Any = None
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """See :meth:`Progress.report`."""
+        line = {"text/plain": self._line(step, values)}
+        if self._shown is None:
+            self._shown = self._display(line, raw=True, display_id=True)
+        else:
+            self._shown.update(line, raw=True)
+
+    def message(self, text: str) -> None:
+        """See :meth:`Progress.message`; Rich would make a frame of each line."""
+        print(text)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(ipython.get_ipython(), "kernel") if ipython is not None else False
+
+
 def show_progress(total_steps: int, start_step: int = 0, console: Console | None = None) -> Progress:
-    """A bar where ``console`` (default: standard output) is a terminal, plain lines elsewhere."""
+    """A bar where ``console`` (default: standard output) is a terminal; see :class:`NotebookProgress`, else lines."""
     console = console or Console()
-    kind = BarProgress if console.is_terminal else LineProgress
-    return kind(console, total_steps, start_step)
+    if in_notebook():
+        return NotebookProgress(console, total_steps, start_step)
+    return (BarProgress if console.is_terminal else LineProgress)(console, total_steps, start_step)
 
 
 def _describe(values: Mapping[str, float]) -> str:

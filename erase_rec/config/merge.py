@@ -14,8 +14,9 @@ from erase_rec.config.document import KeyPath, Node, display, kind_of, read_docu
 from erase_rec.errors import ConfigError, nearest
 
 BASE = "_base_"
-SHIPPED = Path(__file__).resolve().parents[2] / "configs"
-"""The checkout's own configurations, found by name from anywhere."""
+_HERE = Path(__file__).resolve().parents
+SHIPPED = next(filter(Path.is_dir, (root / "configs" for root in (_HERE[1], _HERE[2]))), _HERE[2] / "configs")
+"""The shipped configurations, found by name from anywhere: an installed package's own, or the checkout's."""
 
 ALTERNATIVES: Mapping[KeyPath, tuple[str, ...]] = {
     ("train",): ("steps", "epochs", "samples"),

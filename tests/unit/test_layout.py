@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,36 @@ def test_every_package_is_installed(checkout: Path) -> None:
         for package in PACKAGES
         for path in (checkout / package).rglob("__init__.py")
     }
-    assert listed == found
+    assert listed - {"erase_rec.configs"} == found, "shipped configurations are no code"
+
+
+def test_a_wheel_holds_what_an_installed_command_needs(checkout: Path, tmp_path: Path) -> None:
+    """Every module, the shipped configurations, the type marker and the licence; and it finds its configurations."""
+    source = tmp_path / "source"
+    for path in (*PACKAGES, "configs"):
+        shutil.copytree(checkout / path, source / path, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(checkout / path, source / path)
+    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
+    modules = {str(path.relative_to(source)) for package in PACKAGES for path in (source / package).rglob("*.py")}
+    configs = {str(Path("erase_rec", path.relative_to(source))) for path in (source / "configs").rglob("*.yaml")}
+    licence = "erase_rec-0.1.0.dist-info/licenses/LICENSE"
+    assert modules | configs | {"erase_rec/py.typed", licence} <= names
+    look = "import erase_rec.config as c; print(c.find_config('ctr_erase.yaml'))"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", look],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "installed")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.strip() == str((tmp_path / "installed/erase_rec/configs/ctr_erase.yaml").resolve())
 
 
 def test_the_configuration_schema_imports_no_torch() -> None:
