@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Named by content: changed locks install again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 
-.PHONY: setup demo test lint dashboard clean
+.PHONY: setup demo test lint dashboard docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,12 @@ test: lint
 
 dashboard: setup
 	$(BIN)/erase-rec dashboard runs
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean:
 	rm -rf $(VENV) build *.egg-info

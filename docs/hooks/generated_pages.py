@@ -24,6 +24,8 @@ from erase_rec.api.assembly import ContentCatalog
 from erase_rec.cli.main import app
 from erase_rec.config.reference_page import configuration_as_markdown
 
+_ROLE = re.compile(r":(?:class|meth|mod|func|data|attr|exc):(?=<code>)")
+"""What docstrings put before a name, for other tools."""
 _MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 
 
@@ -35,6 +37,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     ):
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Takes roles out of docstrings."""
+    return _ROLE.sub("", html)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -15,14 +15,24 @@ from pydantic.fields import FieldInfo
 
 from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.field_docs import field_docs
-from erase_rec.config.schema import ComponentParams, Config
+from erase_rec.config.schema import (
+    ComponentParams,
+    Config,
+    DenseDefaults,
+    DenseFeatureConfig,
+    SparseDefaults,
+    SparseFeatureConfig,
+)
 from erase_rec.config.types import Selection, Texts
 
-_GROUPS: dict[Group, tuple[str, str]] = {
-    "tower": ("Towers", "towers[].params"),
-    "local_loss": ("Local losses", "towers[].loss.params"),
-    "source": ("Data sources", "data.params"),
+_GROUPS: dict[Group, tuple[str, str, str]] = {
+    "tower": ("Towers", "Tower", "towers[].params"),
+    "head": ("Heads", "Head", "towers[].head.params"),
+    "local_loss": ("Local losses", "Local loss", "towers[].loss.params"),
+    "source": ("Data sources", "Data source", "data.params"),
 }
+_ENTRIES = {DenseDefaults: DenseFeatureConfig, SparseDefaults: SparseFeatureConfig}
+"""Sections that hold defaults, and whose keys they are."""
 _BOUNDS = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
 _WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", NoneType: "null"}
 _ROUTE = {Texts: "text or list of texts", Selection: "true, false or list of names"}
@@ -67,12 +77,13 @@ def _section(model: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def _components(catalog: Catalog) -> Iterator[str]:
-    for group, (title, place) in _GROUPS.items():
+    for group in get_args(Group):
+        title, one, place = _GROUPS[group]
         yield f"\n## {title}\n"
         yield f"The `params` of each kind, at `{place}`."
         for kind in catalog.kinds(group):
             model = catalog.params_model(group, kind)
-            yield f"\n### {title[:-1] if group != 'local_loss' else 'Local loss'} `{kind}`\n"
+            yield f"\n### {one} `{kind}`\n"
             yield _prose(model)
             if model.model_fields:
                 yield ""
@@ -83,11 +94,18 @@ def _components(catalog: Catalog) -> Iterator[str]:
 def _table(model: type[BaseModel], path: str) -> Iterator[str]:
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
-    texts = field_docs(model)
     for name, field in model.model_fields.items():
         key = f"{path}.{name}".lstrip(".")
-        cells = (f"`{key}`", value_words(field), _default(field), texts.get(name, ""))
+        cells = (f"`{key}`", value_words(field), _default(field), _meaning(model, name, field))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """The text below the field; of a section the first sentence about it; of defaults the text of what they fill."""
+    text = field_docs(model).get(name) or field_docs(_ENTRIES.get(model, model)).get(name)
+    if text is None:
+        text = next((_prose(below).partition(". ")[0].rstrip(".") + "." for below, _ in _models(field.annotation)), "")
+    return text.replace("``", "`").replace("`None`", "`null`")
 
 
 def value_words(field: FieldInfo) -> str:
@@ -105,13 +123,13 @@ def _words(annotation: Any) -> str:
         plain = next((words for alias, words in _ROUTE.items() if get_args(alias) == arguments), None)
         if plain is not None:
             return plain
-        return " ".join((_words(arguments[0]), *_bounds(arguments[1:])))
+        return " ".join((_words(arguments[0]), " and ".join(_bounds(arguments[1:])))).rstrip()
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join(_words(argument) for argument in arguments)
     if origin is tuple:
-        return f"list of {_words(arguments[0])}s" if not _models(annotation) else "list of sections"
+        return "list of sections" if _models(annotation) else f"list, each {_words(arguments[0])}"
     if origin is dict:
         return "the kind's own keys"
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):

@@ -35,6 +35,11 @@ SMALL: dict[str, Sequence[str]] = {
 }
 """Overrides that make the commands of the pages small enough to be run by a test, by configuration."""
 
+SMALL_PROGRAM = {
+    '"train.steps=200", "data.params.rows=20000"': '"train.steps=4", "data.params={rows: 2000, eval_rows: 500}"',
+}
+"""The same of programs: what is written, and what the test runs instead."""
+
 FAST = ("embedding.backend=torch", "train.threads=1")
 """What makes every run small: FBGEMM takes seconds to load."""
 
@@ -131,6 +136,13 @@ def made_small(arguments: Sequence[str]) -> list[str]:
     given = {argument.partition("=")[0] for argument in arguments}
     more = (*SMALL.get(config, ()), *FAST)
     return [*arguments, *(override for override in more if override.partition("=")[0] not in given)]
+
+
+def small_program(text: str) -> str:
+    """A program of a page with fewer steps and rows."""
+    for written, small in SMALL_PROGRAM.items():
+        text = text.replace(written, small)
+    return text
 
 
 def check_words(words: Sequence[str], place: str) -> None:
