@@ -138,6 +138,7 @@ class ProjectedTowerParams(TowerParams):
     """``params`` of a tower whose output has as many columns as one asks for."""
 
     out_dim: Annotated[Integer, Field(gt=0)] = 64
+    """Columns of the tower's output."""
 
     def output_dim(self, dense_dim: int, embedding_dims: Sequence[int]) -> int:
         """``out_dim``."""
