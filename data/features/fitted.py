@@ -14,6 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from data.block import Bags, EncodedBlock, RowArray
+from data.digests import digest_of, digest_of_json
 from data.errors import DataError
 from data.features.arrays_file import numbers_of, read_arrays, write_arrays
 from data.features.columns import size_of
@@ -24,7 +25,9 @@ from data.features.raw import RawRows, RawSparse
 from data.features.vocabulary import Vocabulary
 from erase_rec.config.schema import FeaturesConfig, SparseFeatureConfig
 
-FORMAT = 2
+FORMAT = 3
+DIGEST = "sha256"
+"""Key of the state's own digest."""
 STATE_FILE = "features.json"
 ENCODINGS_FILE = "encodings.arrow"
 
@@ -117,30 +120,48 @@ class Features:
             "format": FORMAT,
             "features": self.config.model_dump(mode="json"),
             "standards": [asdict(standard) for standard in self.standards],
+            ENCODINGS_FILE: digest_of(folder / ENCODINGS_FILE),
         }
-        (folder / STATE_FILE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
+        sealed = state | {DIGEST: digest_of_json(state)}
+        (folder / STATE_FILE).write_text(json.dumps(sealed, indent=1, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> Features:
+    def load(cls, folder: Path, *, verify: bool = True) -> Features:
         """Takes over what :meth:`save` wrote; the encodings are memory of the file, which processes share.
 
+        Args:
+            folder: where.
+            verify: compare checksums, which reads all of it: another bit would be another category. False where the
+                process that wrote the files is still at work on them.
+
         Raises:
-            DataError: the files are not there, or of another version.
+            DataError: the files are not there, of another version, or not as they were written.
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-            if state.get("format") != FORMAT:
+            if not isinstance(state, dict) or state.get("format") != FORMAT:
+                found = state.get("format") if isinstance(state, dict) else None
                 raise DataError(
-                    f"{folder / STATE_FILE}: format {state.get('format')!r}, this version reads {FORMAT}; "
+                    f"{folder / STATE_FILE}: format {found!r}, this version reads {FORMAT}; "
                     "use the version that wrote it"
                 )
+            if verify and state.pop(DIGEST, None) != digest_of_json(state):
+                raise DataError(_changed(folder / STATE_FILE))
+            if verify and state[ENCODINGS_FILE] != digest_of(folder / ENCODINGS_FILE):
+                raise DataError(_changed(folder / ENCODINGS_FILE))
             arrays, _ = read_arrays(folder / ENCODINGS_FILE)
             config = FeaturesConfig.model_validate(state["features"])
             standards = tuple(Standard(**moments) for moments in state["standards"])
             encodings = tuple(_restore(feature, position, arrays) for position, feature in enumerate(config.sparse))
-        except (OSError, KeyError, json.JSONDecodeError, pa.ArrowInvalid) as error:
+        except DataError:
+            raise
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{folder}: the fitted features cannot be read ({error}); start the run again") from error
         return cls(config, standards, encodings)
+
+
+def _changed(path: Path) -> str:
+    return f"{path}: was changed after it was written (its checksum differs); copy it again, or start the run again"
 
 
 def _encoded(

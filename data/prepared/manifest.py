@@ -7,26 +7,34 @@ are held out; ``quarantine.jsonl`` where bad rows were put aside.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, Self
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from data.digests import digest_of, digest_of_json
 from data.errors import DataError
-from data.prepared.files import digest_of, publish_text, sync_path
+from data.prepared.files import publish_text, sync_path
 from data.quarantine import FILE as QUARANTINE
 
 FORMAT = "erase-rec prepared"
-VERSION = 1
+VERSION = 2
 FILE = "manifest.json"
 DIGEST = "sha256"
 """Key of the manifest's own digest: of its rows and blocks nothing else would tell that they were changed."""
 FEATURES = "features"
 SHOWN_REASONS = 5
 SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
+
+
+def _inside(name: str) -> str:
+    """A manifest may come from anywhere: it names files of its own folder and no others."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a file inside the folder")
+    return name
 
 
 class _Record(BaseModel):
@@ -36,7 +44,7 @@ class _Record(BaseModel):
 class FileRecord(_Record):
     """A file of the folder, by its name there."""
 
-    name: str
+    name: Annotated[str, AfterValidator(_inside)]
     num_bytes: int
     sha256: str
 
@@ -67,12 +75,14 @@ class BlocksRecord(_Record):
         positives: how many of them have label 1.
         files: position of its file in :attr:`Manifest.files`.
         firsts: 1-based line or row number of its first row.
+        crc32: checksum of its rows, see :func:`data.prepared.part.checksum`.
     """
 
     rows: list[int]
     positives: list[int]
     files: list[int]
     firsts: list[int]
+    crc32: list[int]
 
 
 class PartRecord(_Record):
@@ -189,7 +199,7 @@ class Manifest(_Record):
         for name in {str(Path(file.name).parent) for file in self.all_files()}:
             sync_path(folder / name)
         plain = self.model_dump(mode="json")
-        publish_text(folder / FILE, json.dumps(plain | {DIGEST: _digest(plain)}, indent=1) + "\n", sync=True)
+        publish_text(folder / FILE, json.dumps(plain | {DIGEST: digest_of_json(plain)}, indent=1) + "\n", sync=True)
         sync_path(folder)
 
     @property
@@ -234,7 +244,7 @@ class Manifest(_Record):
             plain = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(_absent(folder)) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: not readable ({error}); prepare the data again") from error
         found = plain.get("format") if isinstance(plain, dict) else None
         if found != FORMAT:
@@ -244,16 +254,16 @@ class Manifest(_Record):
                 f"{path}: version {plain.get('version')!r} of the format, this program reads {VERSION}; "
                 "prepare the data again, or use the program that wrote it"
             )
-        if plain.pop(DIGEST, None) != _digest(plain):
+        if plain.pop(DIGEST, None) != digest_of_json(plain):
             raise DataError(
                 f"{path}: was changed after it was written ({DIGEST} is not its own); prepare the data again"
             )
-        return cls.model_validate(plain)
-
-
-def _digest(plain: dict[str, Any]) -> str:
-    """Hex SHA-256 of everything but the digest itself, as compact JSON with sorted keys."""
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        try:
+            return cls.model_validate(plain)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise DataError(f"{path}: {place}: {first['msg']}; prepare the data again") from error
 
 
 def _absent(folder: Path) -> str:

@@ -90,7 +90,11 @@ class EncodedRecord(Published):
             rows=sum(info.block_rows),
             positives=sum(info.block_positives),
             blocks=BlocksRecord(
-                rows=info.block_rows, positives=info.block_positives, files=info.block_files, firsts=info.block_firsts
+                rows=info.block_rows,
+                positives=info.block_positives,
+                files=info.block_files,
+                firsts=info.block_firsts,
+                crc32=info.block_crcs,
             ),
             unseen=info.unseen,
             values=info.values,

@@ -20,7 +20,7 @@ from data.features.encoding import IntArray
 from data.features.fitted import Features
 from data.fingerprint import differences, settings
 from data.prepared.manifest import FEATURES, FileRecord, Manifest
-from data.prepared.part import read_block
+from data.prepared.part import checksum, read_block
 from erase_rec.config.schema import Config, FeaturesConfig
 
 OPEN_PARTS = 128
@@ -63,21 +63,33 @@ class PreparedStore:
         part, within, batch = self.batch(block)
         blocks = self._parts[part].blocks
         file = self._manifest.files[blocks.files[within]]
-        return read_block(batch, self._features, file, self._manifest.unit, blocks.firsts[within])
+        try:
+            found = read_block(batch, self._features, file, self._manifest.unit, blocks.firsts[within])
+            is_whole = checksum(found) == blocks.crc32[within]
+        except (pa.ArrowException, ValueError, TypeError, AttributeError, StopIteration) as error:
+            raise self._damage(part, str(error)) from error
+        if not is_whole:
+            raise self._damage(part, f"block {within} is not as it was written: its checksum differs")
+        return found
 
     def batch(self, block: int) -> tuple[int, int, pa.RecordBatch]:
         """The part that a block is in, its position there, and all its columns."""
         part = int(np.searchsorted(self._part_starts, block, side="right")) - 1
         within = block - int(self._part_starts[part])
-        path = self._folder / self._parts[part].file.name
         try:
             with self._lock:  # a reader is not made for several threads; reading a block's metadata is quick
-                return part, within, self._reader(part, path).get_batch(within)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"{path}: not readable ({str(error).splitlines()[0]}); look for other damage with "
-                f"erase-rec inspect {self._folder} --verify, or prepare the data again"
-            ) from error
+                batch = self._reader(part, self._folder / self._parts[part].file.name).get_batch(within)
+            batch.validate()  # that no column reaches beyond its bytes
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damage(part, str(error)) from error
+        return part, within, batch
+
+    def _damage(self, part: int, what: str) -> DataError:
+        path = self._folder / self._parts[part].file.name
+        return DataError(
+            f"{path}: not readable ({what.splitlines()[0] if what else 'no reason given'}); look for other damage with "
+            f"erase-rec inspect {self._folder} --verify, or prepare the data again"
+        )
 
     def _reader(self, part: int, path: Path) -> pa.RecordBatchFileReader:
         if part not in self._readers:
@@ -131,6 +143,16 @@ def open_prepared(folder: Path, config: Config) -> Prepared:
         DataError: not a whole prepared folder, or one of other settings; names file or key.
     """
     manifest = Manifest.read(folder)
+    try:
+        return _open(folder, manifest, config)
+    except DataError:
+        raise
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        # The manifest's own checksum is right: somebody wrote it so.
+        raise DataError(f"{folder}: the manifest contradicts itself ({error!r}); prepare the data again") from error
+
+
+def _open(folder: Path, manifest: Manifest, config: Config) -> Prepared:
     _refuse_other_settings(folder, manifest, config)
     for file in manifest.fitted:
         check_size(folder, file)

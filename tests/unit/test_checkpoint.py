@@ -145,7 +145,9 @@ def test_a_checkpoint_of_another_format_is_refused_not_skipped(manager: Checkpoi
     path = manager.save(2, tensors(2.0), {}, is_best=False)
     (path / "state.json").write_text(f'{{"format": {found}, "files": {{}}, "state": {{}}}}')
     for read in (manager.latest, lambda: load(path, tensors(0.0)), lambda: read_state(path)):
-        with pytest.raises(CheckpointFormatError, match=f"its format is {found}, this version reads {checkpoint.FORMAT}; continue with"):
+        with pytest.raises(
+            CheckpointFormatError, match=f"its format is {found}, this version reads {checkpoint.FORMAT}; continue with"
+        ):
             read()
 
 

@@ -14,6 +14,7 @@ import pytest
 from prepared_cases import run
 from pyarrow import parquet as pq
 
+from data.digests import digest_of_json
 from data.errors import DataError
 from data.inspection import BINS, STATE_FLOATS, inspect
 from data.inspection_page import write_page
@@ -192,8 +193,8 @@ def test_a_part_that_cannot_be_read_is_named(copy: Path) -> None:
         ("{", "not readable"),
         ("[]", "format is None"),
         ('{"format": "parquet"}', "not the manifest of a prepared folder: format is 'parquet'"),
-        ('{"format": "erase-rec prepared", "version": 9}', "version 9 of the format, this program reads 1"),
-        ('{"format": "erase-rec prepared", "version": 1}', "was changed after it was written"),
+        ('{"format": "erase-rec prepared", "version": 9}', "version 9 of the format, this program reads 2"),
+        ('{"format": "erase-rec prepared", "version": 2}', "was changed after it was written"),
     ],
 )
 def test_another_manifest_is_refused(copy: Path, content: str, words: str) -> None:
@@ -306,3 +307,77 @@ def test_the_page_stands_alone(prepared: Path, tmp_path: Path) -> None:
     assert "bad rows (skip): 2 of 3,000" in page
     with pytest.raises(DataError, match="--html: cannot write"):
         write_page(found, tmp_path / "no" / "page.html")
+
+
+@pytest.mark.parametrize("where", [0.2, 0.4, 0.6, 0.8])
+def test_a_bit_that_flips_in_a_part_is_found_when_the_block_is_read(copy: Path, where: float) -> None:
+    """Arrow's files have no checksums: it would be another category, and nobody would know."""
+    path = copy / "train" / "part-00000.arrow"
+    content = bytearray(path.read_bytes())
+    at = int(len(content) * where)
+    at = next(at for at in range(at, len(content)) if content[at] not in (0, 255))  # not padding
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"part-00000\.arrow: not readable"):
+        rows_of(prepared_store(copy))
+
+
+def test_every_block_has_its_checksum(copy: Path) -> None:
+    plain = json.loads((copy / "manifest.json").read_text())
+    blocks = plain["splits"]["train"]["parts"][0]["blocks"]
+    blocks["crc32"][0] ^= 1
+    sign(copy, plain)
+    store = prepared_store(copy)
+    with pytest.raises(DataError, match=r"block 0 is not as it was written: its checksum differs\); look for other"):
+        store.read(0)
+    assert store.read(1).num_rows == blocks["rows"][1]
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.arrow", "/etc/passwd", "train/../../x", "a\0b", "", "."])
+def test_a_manifest_names_no_file_outside_its_folder(copy: Path, name: str) -> None:
+    plain = json.loads((copy / "manifest.json").read_text())
+    plain["splits"]["train"]["parts"][0]["file"]["name"] = name
+    sign(copy, plain)
+    with pytest.raises(DataError, match="is not the name of a file inside the folder"):
+        Manifest.read(copy)
+
+
+def test_a_manifest_that_contradicts_itself_is_refused(copy: Path) -> None:
+    plain = json.loads((copy / "manifest.json").read_text())
+    del plain["splits"]["eval"]["unseen"]["c"]
+    sign(copy, plain)
+    with pytest.raises(DataError, match=r"the manifest contradicts itself \(KeyError\('c'\)\)"):
+        open_prepared(copy, config_of())
+    sign(copy, plain | {"rows_read": "many"})
+    with pytest.raises(DataError, match=r"manifest\.json: rows_read: "):
+        open_prepared(copy, config_of())
+    (copy / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(DataError, match="not readable"):
+        open_prepared(copy, config_of())
+
+
+@pytest.mark.parametrize("file", ["features.json", "encodings.arrow"])
+def test_fitted_features_are_refused_where_they_were_changed(copy: Path, file: str) -> None:
+    path = copy / "features" / file
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"c1", b"c9") if b"c1" in content else content.replace(b'"x"', b'"y"'))
+    assert path.read_bytes() != content
+    with pytest.raises(DataError, match=f"{file}: was changed after it was written"):
+        open_prepared(copy, config_of())
+
+
+def prepared_store(folder: Path) -> PreparedStore:
+    return PreparedStore(folder, Manifest.read(folder), "train")
+
+
+def rows_of(store: PreparedStore) -> list[list[Any]]:
+    blocks = [store.read(number) for number in range(len(store.block_rows))]
+    return [
+        [array.tolist() for array in (*block.dense, *block.ids, block.label, block.rows.numbers)] for block in blocks
+    ]
+
+
+def sign(folder: Path, plain: dict[str, Any]) -> None:
+    """Writes a changed manifest as its writer would have."""
+    plain.pop("sha256", None)
+    (folder / "manifest.json").write_text(json.dumps(plain | {"sha256": digest_of_json(plain)}))
