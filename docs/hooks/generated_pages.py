@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/commands.md", commands_as_markdown(app)),
     ):
         files.append(File.generated(config, name, content=text))
+    _complete(config, [file.src_uri for file in files.documentation_pages()])
     return files
+
+
+def _complete(config: MkDocsConfig, pages: list[str]) -> None:
+    """Adds the pages that ``nav`` of mkdocs.yml does not name: measurements to ``Results``, others at the end."""
+    nav: list[Any] = list(config.nav or [])
+    left = sorted(set(pages) - set(_named(nav)))
+    results = [page for page in left if page.startswith("results/")]
+    next(item for item in nav if "Results" in item)["Results"] += results
+    if others := [page for page in left if page not in results]:
+        nav.append({"More": others})
+    config.nav = nav
+
+
+def _named(nav: Any) -> Iterator[str]:
+    """Pages in a part of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from _named(part)
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -7,6 +7,7 @@ a ``title`` become files of that name. Commands of this project run in the test'
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -31,7 +32,7 @@ from in_process import call
 from models.registry import TOWERS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 LANGUAGES = {"bash", "python", "yaml", "text", "mermaid", "json", ""}
 
 
@@ -194,3 +195,24 @@ def shell(line: str, cwd: Path) -> None:
         line += "".join(f" {quoted(item)}" for item in more if f"{item.partition('=')[0]}=" not in line)
     result = subprocess.run(["bash", "-c", line], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+
+
+def messages() -> str:
+    """All texts in the sources, what is put into them left out."""
+    texts = []
+    for folder in ("erase_rec", "models", "data", "eval"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            texts += [
+                node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+    return "\n".join(texts)
+
+
+def test_messages_that_troubleshooting_quotes_exist() -> None:
+    said = messages()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [text for row in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)]
+    parts = [part.strip() for text in quoted for part in text.split("...") if " " in part.strip()]
+    assert len(parts) > 20
+    assert [part for part in parts if part not in said] == []
