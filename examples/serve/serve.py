@@ -233,6 +233,8 @@ def main(
     if not math.isfinite(max_wait_ms):
         raise UserError(f"--max-wait-ms: expected a finite number, found {max_wait_ms}")
     torch.set_num_threads(threads)
+    # So that the thread that scores soon gives way to the one that takes requests and refuses them; by default 0.005.
+    sys.setswitchinterval(0.001)
     limits = Limits(max_batch_rows, max_wait_ms / 1000, max_pending_rows, max_request_rows, max_body_bytes)
     app = create_app(Scorer.open(export), limits)
     try:
