@@ -29,7 +29,7 @@ def rows_to_check(config: Config, features: Features, count: int, seed: int = 0)
         blocks, kind = _rows_of_run(config, features, count)
         why = ""
     except UserError as error:
-        blocks, kind, why = [], "", f" (the run's cannot be read: {str(error).splitlines()[0]})"
+        blocks, kind, why = [], "", f" (the run's cannot be read: {str(error).splitlines()[0].partition(';')[0]})"
     found = sum(block.num_rows for block in blocks)
     missing = count - found
     if not missing:
