@@ -144,7 +144,6 @@ class TrainingLoop:
             self._stop = self._early_stopping.exhausted
         self._evaluated_step = state["evaluated_step"]
         self.grad_norms = state["grad_norms"]
-        self.grad_norms = state["grad_norms"]
         self._saved_step = self.position.step
         self.parts.guard.step = self.position.step
         self._random.restore(whole, ranks)

@@ -111,8 +111,6 @@ class PooledEvaluator:
             scores = score(batch)
             if batch.size == 0:
                 continue  # of a step with fewer rows than ranks: tables of the others may need this rank
-            if batch.size == 0:
-                continue  # of a step with fewer rows than ranks
             said = {"terms": scores.terms, "without": scores.without}
             parts = tuple(name for name, logits_of in said.items() if logits_of)
             chosen = [scores.tower_logits, *(said[name] for name in parts)]
