@@ -128,7 +128,8 @@ def serve(block: Block, scratch: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = re.sub(r"\b8080\b", str(port), block.text)
-    shell(re.sub(r"(?<= )examples/", f"{ROOT}/examples/", "set -e\n" + script), scratch)
+    ending = "set -e\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+    shell(ending + re.sub(r"(?<= )examples/", f"{ROOT}/examples/", script), scratch)
 
 
 def check(block: Block) -> None:
