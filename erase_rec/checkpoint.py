@@ -47,8 +47,9 @@ REPLACED = ".replaced"
 """Suffix of a checkpoint while one of the same step takes its place: valid if that one is missing."""
 
 _FILE = re.compile(r"__(\d+)_")
-_WRITER_FAILED = "PytorchStreamWriter"
-_NAME = re.compile(r"step_(\d{8,})")
+_WRITER_FAILED = "inline_container"
+"""In what torch's archive writer says where a file cannot be written; all that comes from another rank."""
+_NAME = re.compile(r"step_(\d{8,18})", re.ASCII)
 _CHUNK_BYTES = 16 * 2**20
 _DAMAGE = (
     *(EOFError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError),
@@ -128,7 +129,7 @@ class CheckpointManager:
     def _write_tensors(self, partial: Path, tensors: Mapping[str, Held]) -> dict[str, dict[str, int]]:
         """Writes this rank's tensors beside those of the others; size and checksum of every file. Collective."""
         own = {name: value for name, value in tensors.items() if self._world.is_first or isinstance(value, Shards)}
-        with self._world.lent("checkpoint"), _plain_errors():
+        with _plain_errors(), self._world.lent("checkpoint"):
             dcp_save(own, checkpoint_id=partial, planner=ShardsSavePlanner())
         files: dict[str, dict[str, int]] = {}
         with self._together("files", True):
