@@ -47,8 +47,7 @@ REPLACED = ".replaced"
 """Suffix of a checkpoint while one of the same step takes its place: valid if that one is missing."""
 
 _FILE = re.compile(r"__(\d+)_")
-_WRITER_FAILED = "inline_container"
-"""In what torch's archive writer says where a file cannot be written; all that comes from another rank."""
+_WRITER_FAILED = "PytorchStreamWriter"
 _NAME = re.compile(r"step_(\d{8,18})", re.ASCII)
 _CHUNK_BYTES = 16 * 2**20
 _DAMAGE = (
@@ -129,7 +128,7 @@ class CheckpointManager:
     def _write_tensors(self, partial: Path, tensors: Mapping[str, Held]) -> dict[str, dict[str, int]]:
         """Writes this rank's tensors beside those of the others; size and checksum of every file. Collective."""
         own = {name: value for name, value in tensors.items() if self._world.is_first or isinstance(value, Shards)}
-        with _plain_errors(), self._world.lent("checkpoint"):
+        with self._world.lent("checkpoint"), _plain_errors():
             dcp_save(own, checkpoint_id=partial, planner=ShardsSavePlanner())
         files: dict[str, dict[str, int]] = {}
         with self._together("files", True):
@@ -189,11 +188,19 @@ class CheckpointManager:
         return None, messages
 
     def best(self) -> Path | None:
-        """The checkpoint marked as best, or None when there is none."""
+        """The checkpoint marked as best, or None when there is none.
+
+        Raises:
+            CheckpointError: the mark names no checkpoint.
+        """
+        mark = self._folder / BEST_FILE
         try:
-            path = self._folder / (self._folder / BEST_FILE).read_text(encoding="utf-8")
+            name = mark.read_bytes()
         except FileNotFoundError:
             return None
+        if _NAME.fullmatch(found := name.decode(errors="replace")) is None:
+            raise CheckpointError(f"{mark} names no checkpoint: found {found[:80]!r}, expected step_ and digits; remove it")
+        path = self._folder / found
         return path if path.is_dir() else None
 
     def recover(self) -> None:

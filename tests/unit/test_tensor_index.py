@@ -137,3 +137,10 @@ def test_a_record_nested_without_end_is_no_json(saved: Path) -> None:
     (saved / "state.json").write_text("[" * 200_000)
     with pytest.raises(CheckpointError, match="is not JSON"):
         checkpoint.read_state(saved)
+
+
+@pytest.mark.parametrize("mark", [b"../../elsewhere", b"/etc", b"\xff", b"w" * 5000, b"", b"step_00000001\n", b"a\0b"])
+def test_a_mark_of_the_best_that_names_no_checkpoint_is_refused(saved: Path, mark: bytes) -> None:
+    (saved.parent / "best").write_bytes(mark)
+    with pytest.raises(CheckpointError, match="best names no checkpoint"):
+        CheckpointManager(saved.parent, keep=1).best()
