@@ -163,6 +163,15 @@ class RunFolder:
         self.environment.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def read_environment(self) -> dict[str, str]:
-        """Reads :attr:`environment`."""
-        entries: dict[str, str] = json.loads(self.environment.read_text(encoding="utf-8"))
+        """Reads :attr:`environment`.
+
+        Raises:
+            UserError: it is not as a run leaves it.
+        """
+        try:
+            entries = json.loads(self.environment.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{self.environment}: cannot be read ({error}); copy the run folder again") from error
+        if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+            raise UserError(f"{self.environment}: expected texts by name; copy the run folder again")
         return entries

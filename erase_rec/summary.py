@@ -132,6 +132,8 @@ class Summary(_Section):
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"{path} does not exist: the run has not ended, or {folder} is not a run folder") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); copy the run folder again") from error
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])

@@ -101,6 +101,6 @@ def has_finished(run: Path) -> bool:
     """Whether the run in folder ``run`` came to its end. Reads only the status, so that no torch is loaded for it."""
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(summary, dict) and summary.get("status") in {"completed", "stopped_early"}

@@ -6,11 +6,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from erase_rec.dashboards import PEAK_MEMORY
@@ -25,6 +27,7 @@ ASIDE = ("seed", "run")
 """Sections that do not make another arm."""
 _VERDICT = re.compile(r"^audit (passed|failed: \d+ findings?)", re.MULTILINE)
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DAMAGED_FORMAT = (yaml.YAMLError, DecodeError)
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,9 @@ def _read(path: Path, arm: str | None, seed: int | None, reason: str | None) -> 
     folder = RunFolder(path)
     if reason is not None or not folder.config.is_file():
         return Missing(path, arm or "", seed, reason or "its folder is gone")
-    keys = _configuration(folder.config)
-    own_seed = int(keys.pop("seed", 0)) if seed is None else seed
+    with _reading(folder.config):
+        keys = _configuration(folder.config)
+        own_seed = int(keys.pop("seed", 0)) if seed is None else seed
     keys = {key: value for key, value in keys.items() if key.split(".")[0] not in ASIDE}
     arm_or_preset = arm or str(keys.get("schedule.preset", ""))
     if not (path / SUMMARY_FILE).is_file():
@@ -155,14 +159,31 @@ def _read(path: Path, arm: str | None, seed: int | None, reason: str | None) -> 
     keys["ranks"] = summary.throughput.ranks
     audit, peak = _from_events(path)
     environment = folder.read_environment() if folder.environment.is_file() else {}
-    return RunRecord(path, arm, own_seed, keys, summary, tuple(_windows(path)), environment, audit, peak)
+    with _reading(path / METRICS_FILE):
+        windows = tuple(_windows(path))
+    return RunRecord(path, arm, own_seed, keys, summary, windows, environment, audit, peak)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns what is wrong with a file of a run into a user's error."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, *_DAMAGED_FORMAT) as error:
+        raise UserError(
+            f"{path}: is not as a run leaves it ({type(error).__name__}: {error}); mend it, or leave the run out"
+        ) from error
 
 
 def _configuration(path: Path) -> dict[str, Any]:
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
+    text = path.read_text(encoding="utf-8")
+    # Runs are many and their files long, so they are read with libyaml. It has no bound on what aliases stand for; a
+    # run writes none.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER)):
+        raise UserError(f"{path}: holds an alias (*name), which no run writes; leave the run out")
+    document = yaml.load(text, _LOADER)
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a mapping, found {type(document).__name__}")
     return dict(flat(document))
@@ -172,17 +193,25 @@ def _windows(path: Path) -> Iterator[dict[str, float | None]]:
     file = path / METRICS_FILE
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else ():
         if line.endswith("\n"):  # a kill can cut the last one short
-            yield json.loads(line)
+            window = json.loads(line)
+            if not isinstance(window, dict) or not all(_is_value(value) for value in window.values()):
+                raise ValueError(f"expected numbers by tag, found {line[:80]!r}")
+            yield window
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _from_events(path: Path) -> tuple[str | None, float]:
     """The audit's verdict, and the peak memory: the last ones logged."""
     audit, peak = None, math.nan
     for file in sorted(path.glob(f"{EVENT_PREFIX}*")):
-        for event in LegacyEventFileLoader(str(file)).Load():
-            for value in event.summary.value:
-                if value.tag == PEAK_MEMORY:
-                    peak = value.simple_value
-                elif value.tag == "audit" and (found := _VERDICT.search(value.tensor.string_val[0].decode())):
-                    audit = found[1]
+        with _reading(file):
+            for event in LegacyEventFileLoader(str(file)).Load():
+                for value in event.summary.value:
+                    if value.tag == PEAK_MEMORY:
+                        peak = value.simple_value
+                    elif value.tag == "audit" and (found := _VERDICT.search(value.tensor.string_val[0].decode())):
+                        audit = found[1]
     return audit, peak
