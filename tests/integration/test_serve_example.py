@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,7 +36,7 @@ from scorer import Predictions, RowError, Scorer  # noqa: E402
 from serve import Limits, create_app  # noqa: E402
 
 ROWS = export_cases.json_rows(export_cases.rows(5, 40))
-WAIT_S = 60
+WAIT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -263,8 +265,6 @@ def test_a_fault_of_the_scorer_is_one_requests_fault(scorer: Scorer) -> None:
 
 
 def test_damaged_exports_are_refused(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(folder / "served", copy)
     file = next(copy.glob("vocabulary_*"))
@@ -295,9 +295,19 @@ def test_sigterm_answers_what_was_accepted(folder: Path) -> None:
             server.kill()
 
 
-def test_a_folder_that_is_no_export_is_one_message(tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, str(EXAMPLE / "serve.py"), str(tmp_path)], capture_output=True, text=True, timeout=WAIT_S * 2
-    )
-    assert found.returncode == 2
-    assert found.stderr.startswith(f"error: {tmp_path} is no export")
+def test_a_folder_that_is_no_export_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve.py", str(tmp_path)])
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLE / "serve.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is no export")
+
+
+def test_limits_that_would_refuse_every_large_request() -> None:
+    with pytest.raises(
+        UserError, match=r"--max-request-rows: 20 is more than may be pending \(--max-pending-rows 10\)"
+    ):
+        Limits(max_pending_rows=10, max_request_rows=20)
