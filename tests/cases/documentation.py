@@ -24,6 +24,8 @@ _FENCE = re.compile(r"^( *)```(\w*) *(.*?)\s*$")
 _TITLE = re.compile(r'title="([^"]+)"')
 _NOT_RUN = re.compile(r"^\s*<!-- not run: (.+) -->\s*$")
 _INLINE = re.compile(r"`((?:erase-rec|python train\.py|make) [^`]+)`")
+_NO_COMMANDS = {"erase-rec prepared"}
+"""Names that look like commands: of a format."""
 _SHELL = {"|", ">", ">>", "<", ";", "&", "do", "done", "for"}
 
 SMALL: dict[str, Sequence[str]] = {
@@ -85,7 +87,7 @@ def blocks(page: Path, root: Path) -> list[Block]:
 def inline_commands(page: Path) -> list[str]:
     """Commands inside sentences and tables."""
     outside = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    return [" ".join(found.split()) for found in _INLINE.findall(outside)]
+    return [command for found in _INLINE.findall(outside) if (command := " ".join(found.split())) not in _NO_COMMANDS]
 
 
 def lines_of(text: str) -> Iterator[str]:
