@@ -28,9 +28,12 @@ _NO_COMMANDS = {"erase-rec prepared"}
 """Names that look like commands: of a format."""
 _SHELL = {"|", ">", ">>", "<", ";", "&", "do", "done", "for"}
 
+_FEW_ROWS = ("data.params={rows: 2000, eval_rows: 500}", "train.local_batch_size=250")
 SMALL: dict[str, Sequence[str]] = {
-    "ctr_erase.yaml": ("data.params={rows: 2000, eval_rows: 500}", "train.local_batch_size=250"),
-    "ctr_exact.yaml": ("data.params={rows: 2000, eval_rows: 500}", "train.local_batch_size=250"),
+    "ctr_erase.yaml": _FEW_ROWS,
+    "ctr_exact.yaml": _FEW_ROWS,
+    "table1/row2.yaml": _FEW_ROWS,
+    "table1/row0_nonblocking.yaml": _FEW_ROWS,
     "ctr_movielens.yaml": ("train.local_batch_size=128",),
     "ctr_criteo.yaml": ("train.epochs=null", "train.steps=4", "train.local_batch_size=64"),
     "ctr_avazu.yaml": ("train.epochs=null", "train.steps=4", "train.local_batch_size=64"),
