@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from erase_rec.api.assembly import ContentCatalog
 from erase_rec.config import load_config
 from erase_rec.config.schema import Config
-from erase_rec.sweep.file import read_sweep
+from erase_rec.sweep.file import ReadSweep, read_sweep
 from erase_rec.sweep.points import plan_points
 from erase_rec.sweep.search import check_search
 
@@ -20,6 +22,11 @@ POINTS = {
     "blocking_vs_nonblocking": 35,
     "fup": 35,
     "mnist_mlp": 24,
+    "objectives_adult": 180,
+    "objectives_criteo": 180,
+    "objectives_frappe": 180,
+    "objectives_movielens": 180,
+    "objectives_sparrow": 180,
     "saturation": 81,
     "streams": 25,
     "table1": 60,
@@ -40,11 +47,46 @@ def arms(name: str) -> dict[str, Config]:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_point_is_valid_and_the_header_says_how_many(path: Path) -> None:
-    points = plan_points(read_sweep(path), [], catalog=ContentCatalog())
+    sweep = read_sweep(path)
+    if "objectives" in path.stem:  # a grid that is the same for every arm: one point of it each
+        sweep, combinations = with_one_point_of_the_grid(sweep)
+    else:
+        combinations = 1
+    points = len(plan_points(sweep, [], catalog=ContentCatalog())) * combinations
     header = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
-    assert len(points) == POINTS[path.stem]
-    assert f"# {len(points)} runs" in header
+    assert points == POINTS[path.stem]
+    assert f"# {points} runs" in header
     assert f"erase-rec sweep --config sweeps/{path.name}\n" in header
+
+
+def with_one_point_of_the_grid(sweep: ReadSweep) -> tuple[ReadSweep, int]:
+    """The sweep with the first value of each key of its grid, and how many combinations there are."""
+    grid = sweep.file.grid
+    first = {key: values[:1] for key, values in grid.items()}
+    combinations = math.prod(len(values) for values in grid.values())
+    return replace(sweep, file=sweep.file.model_copy(update={"grid": first})), combinations
+
+
+def test_objectives_are_compared_on_one_model_and_exact_arms_cut_nothing() -> None:
+    sweep, _ = with_one_point_of_the_grid(read_sweep("sweeps/objectives_movielens.yaml"))
+    found = {
+        point.arm.partition(" ")[0]: load_config(sweep.base, point.overrides, catalog=ContentCatalog()).config
+        for point in plan_points(sweep, [], catalog=ContentCatalog())
+    }
+    kinds = {arm: [(tower.kind, tower.params) for tower in config.towers] for arm, config in found.items()}
+    assert all(each == kinds["exact"] for each in kinds.values())
+    for arm, config in found.items():
+        assert any(tower.detach for tower in config.towers) != arm.startswith("exact")
+        targets = {tower.loss.target for tower in config.towers if tower.loss}
+        assert targets == (
+            {"joint"} if arm.startswith("joint") else set() if arm in {"exact", "exact_additive"} else {"own"}
+        )
+    assert {arm for arm, config in found.items() if config.schedule.exact_every} == {
+        "joint_exact_4",
+        "joint_exact_16",
+        "joint_gated_exact_4",
+    }
+    assert [tower.cut_at for tower in found["joint_cut"].towers] == [1, 1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["table1", "table1_cpu"])
