@@ -18,7 +18,7 @@ from erase_rec.config.components import fill_params
 from erase_rec.config.document import KeyPath, Node, TextLoader, display, kind_of
 from erase_rec.config.feature_defaults import IDLE_DEFAULTS, apply_feature_defaults
 from erase_rec.config.legality import RULES
-from erase_rec.config.merge import SHIPPED, merge, read_with_bases
+from erase_rec.config.merge import SHIPPED, merge, names_beside, read_with_bases
 from erase_rec.config.overrides import parse_overrides
 from erase_rec.config.presets import apply_preset
 from erase_rec.config.rules import Rule
@@ -124,7 +124,7 @@ def find_config(name_or_path: str | Path) -> Path:
         if isfile(candidate):
             return candidate.resolve()
     shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
-    beside = sorted(path.name for path in name.parent.glob("*.yaml"))
+    beside = names_beside(name, "*.yaml")
     looked = ", ".join(dict.fromkeys(display(candidate) for candidate in candidates))
     raise UserError(
         f"configuration {str(name_or_path)!r} not found; looked for {looked}"

@@ -7,7 +7,7 @@ item by item: ``towers: {cross: {detach: false}}`` changes one key of the tower 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os.path import isfile  # Path's own raises where a name is too long
+from os.path import isdir, isfile  # Path's own raise where a name is too long
 from pathlib import Path
 
 from erase_rec.config.document import KeyPath, Node, display, kind_of, read_document, unwritable
@@ -51,7 +51,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[Node, list[str]]:
             chain = " -> ".join(display(file) for file in (*above, path, target))
             raise ConfigError([f"{place}: {BASE}: a file cannot be based on itself: {chain}"])
         if not isfile(target):
-            beside = sorted(file.name for file in target.parent.glob("*.y*ml"))
+            beside = names_beside(target, "*.y*ml")
             raise ConfigError(
                 [
                     f"{place}: {BASE}: {display(target)} not found; the path is relative to the file that names it, "
@@ -77,6 +77,11 @@ def _base_names(base: Node) -> list[tuple[str, str]]:
     if unfit := [f"{place}: {BASE}: {problem}" for name, place in names if (problem := unwritable(name))]:
         raise ConfigError(unfit)
     return names
+
+
+def names_beside(path: Path, pattern: str) -> list[str]:
+    """Names in the folder of ``path`` that match, sorted; none where there is no such folder."""
+    return sorted(file.name for file in path.parent.glob(pattern)) if isdir(path.parent) else []
 
 
 def merge(base: Node, patch: Node, path: KeyPath = ()) -> tuple[Node, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from os.path import isfile  # Path's own raises where a name is too long
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,7 +112,7 @@ class ReadSweep:
             UserError: there is no such file.
         """
         beside = self.path.parent / self.file.base
-        return beside.resolve() if beside.is_file() else find_config(self.file.base)
+        return beside.resolve() if isfile(beside) else find_config(self.file.base)
 
     def place(self, *path: str | int) -> str:
         """``file:line`` of the entry at ``path``."""

@@ -72,6 +72,7 @@ def test_a_file_too_large_for_a_configuration_is_not_read(tmp_path: Path) -> Non
 
 def test_names_too_long_for_a_file_system_are_not_found(tmp_path: Path) -> None:
     long = "x" * 5000
+    assert "not found" in refusal(tmp_path, f"_base_: {long}/x.yaml")
     assert "not found" in refusal(tmp_path, f"_base_: {long}")
     with pytest.raises(UserError, match=r"configuration 'xxx.*\[\.\.\.\]"):
         load_config(long, catalog=ContentCatalog())
