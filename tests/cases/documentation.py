@@ -46,7 +46,7 @@ SMALL_PROGRAM = {
 """The same of programs: what is written, and what the test runs instead."""
 
 FAST = ("embedding.backend=torch", "train.threads=1")
-"""What makes every run small: FBGEMM takes seconds to load."""
+"""What makes every run small: FBGEMM takes seconds to load, so it is loaded where tables are spread alone."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,16 @@ def made_small(arguments: Sequence[str]) -> list[str]:
     if arguments[0] not in {"train", "prepare", "audit", "timeline", "bench"} or "--config" not in arguments:
         return list(arguments)
     config = arguments[list(arguments).index("--config") + 1]
+    return [*arguments, *small_overrides(config, arguments)]
+
+
+def small_overrides(config: str, arguments: Sequence[str]) -> list[str]:
+    """What makes the command small, less the keys that its arguments give."""
     given = {argument.partition("=")[0] for argument in arguments}
+    if "embedding.sharding" in given:
+        given.add("embedding.backend")
     more = (*SMALL.get(config, ()), *FAST)
-    return [*arguments, *(override for override in more if override.partition("=")[0] not in given)]
+    return [override for override in more if override.partition("=")[0] not in given]
 
 
 def small_program(text: str) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from documentation import SMALL, Block, blocks, commands_of, inline_commands, lines_of
+from documentation import Block, blocks, commands_of, inline_commands, lines_of
 from in_process import call
 
 from models.registry import TOWERS
@@ -192,8 +192,7 @@ def shell(line: str, cwd: Path) -> None:
     line = re.sub(r"(?<=\s)train\.py(?=\s)", str(ROOT / "train.py"), line)
     config = re.search(r"--config (\S+)", line)
     if config is not None:
-        more = (*SMALL.get(config[1], ()), *documentation.FAST)
-        line += "".join(f" {quoted(item)}" for item in more if f"{item.partition('=')[0]}=" not in line)
+        line += "".join(f" {quoted(item)}" for item in documentation.small_overrides(config[1], line.split()))
     result = subprocess.run(["bash", "-c", line], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
 
