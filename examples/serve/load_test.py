@@ -28,7 +28,7 @@ import typer
 
 LONGEST_S = 60.0
 MOST_REQUESTS = 100_000
-SHARES = (0.25, 0.5, 3.0)
+SHARES = (0.25, 0.5, 4.0)
 """Offered rates, in parts of what the closed loop came to."""
 _SERVER = Path(__file__).with_name("serve.py")
 
@@ -168,9 +168,9 @@ def main(
     rows: Annotated[Path, typer.Argument(help="A Parquet file of rows as the server takes them.")],
     out: Annotated[Path, typer.Option(help="The JSON file to write.")],
     seconds: Annotated[float, typer.Option(min=0.5, max=LONGEST_S, help="Of a phase.")] = 5.0,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Of the closed loop.")] = 32,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Of the closed loop.")] = 16,
     rows_a_request: Annotated[int, typer.Option(min=1, max=256)] = 1,
-    max_pending_rows: Annotated[int, typer.Option(min=1, help="Of the server.")] = 32,
+    max_pending_rows: Annotated[int, typer.Option(min=1, help="Of the server.")] = 16,
 ) -> None:
     """Measure latency, throughput and behaviour at overload, on localhost only."""
     options = ["--max-pending-rows", str(max_pending_rows), "--max-request-rows", str(min(256, max_pending_rows))]
