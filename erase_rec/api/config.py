@@ -23,9 +23,9 @@ PLACE = "Config"
 class Config(schema.Config):
     """A configuration; immutable. It holds what was written: :meth:`resolved` fills the rest.
 
-    ``Config(data=DataConfig(...), features=FeaturesConfig(...), towers=(TowerConfig(...),))`` builds one in Python. Types
-    are checked there (pydantic's ``ValidationError``), everything else by :meth:`resolved`, which a trainer calls first.
-    The other ways in check the whole at once.
+    ``Config(data=DataConfig(...), features=FeaturesConfig(...), towers=(TowerConfig(...),))`` builds one in Python.
+    Types are checked there (pydantic's ``ValidationError``), everything else by :meth:`resolved`, which a trainer calls
+    first. The other ways in check the whole at once.
     """
 
     _document: Node = PrivateAttr()
