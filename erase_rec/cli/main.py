@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -31,6 +32,9 @@ from erase_rec.cli import (
     train,
 )
 from erase_rec.errors import UserError
+from erase_rec.repeated_warnings import RepeatFilter
+
+DEBUG = "--debug"
 
 app = typer.Typer(
     name="erase-rec",
@@ -71,6 +75,9 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where in the program an error was raised; may stand anywhere.")
+    ] = False,
 ) -> None:
     pass
 
@@ -81,13 +88,29 @@ def main() -> None:
 
 
 def run(command: typer.Typer) -> None:
-    """Runs a Typer application; a :class:`UserError` ends it with its message and exit code 2."""
+    """Runs a Typer application; a :class:`UserError` ends it with its message and exit code 2.
+
+    With ``--debug`` anywhere among the arguments the message comes after the traceback. The same warning is shown once;
+    how often it came again is said at the end.
+    """
     # Threads of libgomp that wait for work spin briefly, then sleep. By default they spin for milliseconds, which on
     # cores shared with other programs costs several times the step. Read when torch is loaded, which comes later.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
+    repeats = RepeatFilter()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(repeats)
+    debug = DEBUG in sys.argv[1:]
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
         command()
     except UserError as error:
+        if debug:
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        for line in repeats.conclusion():
+            print(f"warning: {line}", file=sys.stderr)
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(repeats)
