@@ -24,6 +24,7 @@ from erase_rec.early_stopping import EarlyStopping
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
 from erase_rec.health import health_warnings, tower_warnings
+from erase_rec.log_interval import is_logged
 from erase_rec.lr_schedule import LRSchedule
 from erase_rec.position import Position, planned_steps
 from erase_rec.prefetch import prefetch
@@ -242,7 +243,7 @@ class TrainingLoop:
         return self.position.step % every_steps == 0
 
     def _is_logged(self, step: int) -> bool:
-        return step % self.parts.config.train.log_every_steps == 0 or step == self.total_steps
+        return is_logged(step, self.parts.config.train.log_every_steps, self.total_steps)
 
     def _log(self, factor: float, grad_norms: Mapping[str, Tensor]) -> None:
         config, step = self.parts.config, self.position.step
