@@ -21,6 +21,10 @@ from data.sources.source import MAX_CHUNK_ROWS
 
 CHUNK_BYTES = 8 << 20
 MAX_LINE_BYTES = 64 << 20
+MAX_RATIO = 200
+FREE_BYTES = 1 << 30
+"""Beyond these, text has at most ``MAX_RATIO`` times the bytes of its compressed file. Click logs have 3 to 20 times as
+many, a file made to fill memories and disks has 1,000."""
 
 _HEAD_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
@@ -112,19 +116,26 @@ class _Text:
     """What a file holds, decompressed, as a stream whose errors are a user's."""
 
     def __init__(self, file: File, raw: HashedStream, packed: bool) -> None:
-        self._file = file
+        self._file, self._raw, self._num_bytes = file, raw, 0
         # it only ever reads, and seeks nowhere
         self._stream: _Readable = gzip.GzipFile(fileobj=cast(IO[bytes], raw), mode="rb") if packed else raw
 
     def read(self, size: int, line: int) -> bytes:
         """The next ``size`` bytes, fewer only at the end; about ``line`` lines were read before, for messages."""
         try:
-            return self._stream.read(size)
+            content = self._stream.read(size)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             cause = "ends too early" if isinstance(error, EOFError) else f"is damaged ({error})"
             raise DataError(
                 f"{self._file.name}: the gzip data {cause} somewhere after line {line}; copy or download the file again"
             ) from error
+        self._num_bytes += len(content)
+        if self._num_bytes > FREE_BYTES and self._num_bytes > MAX_RATIO * self._raw.num_bytes:
+            raise DataError(
+                f"{self._file.name}: the first {self._raw.num_bytes:,} bytes unpack to {self._num_bytes:,}, more than "
+                f"{MAX_RATIO} times as many; unpack the file yourself if it is to be read all the same"
+            )
+        return content
 
 
 @dataclass

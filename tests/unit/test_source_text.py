@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,17 @@ def test_unknown_kinds_and_files_in_the_wrong_place_are_refused() -> None:
         open_source("csv", [], split="eval")
     with pytest.raises(DataError, match="reads no files; remove x"):
         open_source("synthetic", ["x"])
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"a,b\n" + b"0,0\n" * 2_000_000
+    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "plain.csv").write_bytes(content[:400])
+    monkeypatch.setattr(text_file, "FREE_BYTES", 1 << 20)
+    found = message("csv", tmp_path / "bomb.csv.gz")
+    assert re.search(r"bomb\.csv\.gz: the first [\d,]+ bytes unpack to [\d,]+, more than 200 times as many", found)
+    assert "unpack the file yourself" in found
+    monkeypatch.setattr(text_file, "FREE_BYTES", 1)
+    assert len(read("csv", tmp_path / "plain.csv", ["a"])["a"]) == 99
