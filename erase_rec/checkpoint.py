@@ -47,7 +47,8 @@ REPLACED = ".replaced"
 """Suffix of a checkpoint while one of the same step takes its place: valid if that one is missing."""
 
 _FILE = re.compile(r"__(\d+)_")
-_WRITER_FAILED = "PytorchStreamWriter"
+_WRITER_FAILED = "inline_container"
+"""In what torch's archive writer says where a file cannot be written; all that comes from another rank."""
 _NAME = re.compile(r"step_(\d{8,18})", re.ASCII)
 _CHUNK_BYTES = 16 * 2**20
 _DAMAGE = (
@@ -128,7 +129,7 @@ class CheckpointManager:
     def _write_tensors(self, partial: Path, tensors: Mapping[str, Held]) -> dict[str, dict[str, int]]:
         """Writes this rank's tensors beside those of the others; size and checksum of every file. Collective."""
         own = {name: value for name, value in tensors.items() if self._world.is_first or isinstance(value, Shards)}
-        with self._world.lent("checkpoint"), _plain_errors():
+        with _plain_errors(), self._world.lent("checkpoint"):
             dcp_save(own, checkpoint_id=partial, planner=ShardsSavePlanner())
         files: dict[str, dict[str, int]] = {}
         with self._together("files", True):
@@ -199,7 +200,9 @@ class CheckpointManager:
         except FileNotFoundError:
             return None
         if _NAME.fullmatch(found := name.decode(errors="replace")) is None:
-            raise CheckpointError(f"{mark} names no checkpoint: found {found[:80]!r}, expected step_ and digits; remove it")
+            raise CheckpointError(
+                f"{mark} names no checkpoint: found {found[:80]!r}, expected step_ and digits; remove it"
+            )
         path = self._folder / found
         return path if path.is_dir() else None
 
@@ -232,22 +235,33 @@ class CheckpointManager:
                 shutil.rmtree(path, ignore_errors=True)  # what stays is tried again after the next save
 
 
-def verify(path: Path) -> None:
+def verify(path: Path, world: World | None = None) -> None:
     """Checks that the checkpoint at ``path`` is whole: its record, its files' sizes and checksums, its tensor index.
 
+    Args:
+        path: a checkpoint.
+        world: ranks that share the reading of the files, of which each is read once; collective. None: this process.
+
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: it is not, on every rank.
     """
-    for name, expected in _record(path)["files"].items():
-        try:
-            found = _fingerprint(path / name)
-        except OSError as error:
-            raise _unusable(path, f"{name} cannot be read ({error.strerror})") from error
-        if found["bytes"] != expected["bytes"]:
-            raise _unusable(path, f"{name} has {found['bytes']} bytes, {expected['bytes']} were written")
-        if found != expected:
-            raise _unusable(path, f"{name} is not what was written (its checksum differs)")
+    world = world or World()
+    files = sorted(_record(path)["files"].items())[world.rank :: world.size]
+    problem = next(filter(None, (_file_problem(path / name, expected) for name, expected in files)), None)
+    if problems := [found for found in world.gather_objects("checkpoint.verify", problem) if found is not None]:
+        raise _unusable(path, problems[0])
     stored_layout(path)
+
+
+def _file_problem(file: Path, expected: Mapping[str, int]) -> str | None:
+    """What is wrong with a file that was written with these size and checksum; None where nothing is."""
+    try:
+        found = _fingerprint(file)
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror})"
+    if found["bytes"] != expected["bytes"]:
+        return f"{file.name} has {found['bytes']} bytes, {expected['bytes']} were written"
+    return None if found == expected else f"{file.name} is not what was written (its checksum differs)"
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -277,18 +291,19 @@ def stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     }
 
 
-def load(path: Path, into: Mapping[str, Held], *, subset: bool = False) -> None:
+def load(path: Path, into: Mapping[str, Held], *, subset: bool = False, world: World | None = None) -> None:
     """Reads the tensors of the checkpoint at ``path`` into ``into``, in place; of parts of tensors these alone.
 
     Args:
         path: a checkpoint.
         into: tensors, or parts of them, of the same names, whole shapes and dtypes, on any device.
         subset: names that only the checkpoint has are left there.
+        world: ranks that load together, see :func:`verify`; None: this process alone.
 
     Raises:
         CheckpointError: the checkpoint is not whole, or does not fit; ``into`` is as it was.
     """
-    verify(path)
+    verify(path, world)
     stored = stored_layout(path)
     wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in into.items()}
     problems = []

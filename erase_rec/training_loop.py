@@ -126,7 +126,7 @@ class TrainingLoop:
         state = checkpoint.read_state(path)
         ranks = state["ranks"]
         tensors: dict[str, Held] = {**checkpoint_tensors(self.parts), **self._random.empty(ranks)}
-        checkpoint.load(path, tensors)
+        checkpoint.load(path, tensors, world=self.parts.world)
         self.parts.optimizer.refresh()
         # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
         self.parts.model.embeddings.load_optimizer_state(

@@ -75,8 +75,15 @@ def save_parts(folder: Path, limit: int | None) -> str:
 def load_parts(path: Path) -> bool:
     with join_world(on_cuda=False, timeout_s=30, grouped=False) as world:
         held = parts_of(BY_COLUMN[world.rank], filled=False)
-        load(path, held)
+        load(path, held, world=world)
         return equal(held, BY_COLUMN[world.rank])
+
+
+def refuse_parts(path: Path) -> str:
+    with join_world(on_cuda=False, timeout_s=30, grouped=False) as world:
+        with pytest.raises(CheckpointError) as caught:
+            load(path, parts_of(BY_COLUMN[world.rank], filled=False), world=world)
+        return str(caught.value)
 
 
 def test_parts_are_one_tensor_that_any_other_cut_reads(run_ranks: Any, tmp_path: Path) -> None:
@@ -112,6 +119,9 @@ def test_a_damaged_or_missing_part_is_named_and_skipped(run_ranks: Any, tmp_path
     found, messages = CheckpointManager(tmp_path, keep=2).latest()
     assert found is None
     assert part.name in messages[0]
+    # A rank reads some of the files, and every rank refuses.
+    for message in run_ranks(3, refuse_parts, path):
+        assert f"{part.name} is not what was written" in message
     part.unlink()
     with pytest.raises(CheckpointError, match=part.name):
         load(path, parts_of(BY_ROW[0], filled=False))
