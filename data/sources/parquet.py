@@ -276,7 +276,8 @@ def _logical(kind: pa.DataType) -> pa.DataType:
 def _opened(file: File) -> Iterator[pq.ParquetFile]:
     parquet = _open(file)
     try:
-        yield parquet
+        with _readable(file):
+            yield parquet
     finally:
         parquet.close(force=True)
 
@@ -299,7 +300,7 @@ def _readable(file: File) -> Iterator[None]:
     """Turns what Arrow says about a file's content into a user's error."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         cause = (
             "it is no Parquet file, or was cut off; for text use data.kind: csv"
             if "magic bytes" in str(error) or "footer" in str(error).lower()

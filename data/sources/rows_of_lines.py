@@ -19,6 +19,8 @@ from data.sources.text_file import count_line_ends
 from data.text_views import WORD_BYTES, TextViews
 
 _LINE_END = ord("\n")
+_MARK = b"\xef\xbb\xbf"
+"""A byte order mark at a file's start, and a character like any other elsewhere."""
 _PIECE_BYTES = 64 << 10
 """Bytes that are cut at a time: what is found of them stays in the processor's cache."""
 _TEXT = pa.string()
@@ -183,6 +185,8 @@ class LineParser:
             refused.append(row)
             return "skip"
 
+        if run.startswith(_MARK):
+            run = _MARK + run  # Arrow takes one away from the start of whatever it is given, also inside a file
         return arrow_csv.read_csv(
             pa.BufferReader(run),
             read_options=arrow_csv.ReadOptions(

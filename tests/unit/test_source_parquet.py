@@ -224,3 +224,11 @@ def test_no_rows_at_all_cannot_be_trained_on(tmp_path: Path) -> None:
     assert read([empty, full], ["a"]) == [{"a": 1}]
     assert "no rows" in message([empty], ["a"])
     assert list(blocks_of(open_source("parquet", [empty], split="eval"), ["a"])) == []
+
+
+def test_a_column_s_name_that_is_no_text_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"name": [1]}), path)
+    path.write_bytes(path.read_bytes().replace(b"name", b"nam\xf4"))
+    with pytest.raises(DataError, match="not readable as Parquet"):
+        open_source("parquet", [str(path)]).columns()

@@ -325,3 +325,18 @@ def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(
     assert "unpack the file yourself" in found
     monkeypatch.setattr(text_file, "FREE_BYTES", 1)
     assert len(read("csv", tmp_path / "plain.csv", ["a"])["a"]) == 99
+
+
+@pytest.mark.parametrize("quoted", ["", '"q"'])
+def test_a_byte_order_mark_inside_a_file_is_a_character(tmp_path: Path, small_chunks: None, quoted: str) -> None:
+    """Arrow takes it away from the start of each run of lines that it is given."""
+    mark = "\ufeff"
+    lines = [f"{mark}{row},{mark}{quoted or 'é'}" for row in range(9)]
+    file = tmp_path / "marks.csv"
+    file.write_text("\n".join(["a,b", *lines]) + "\n", encoding="utf-8")
+    bad = BadRows("skip")
+    found = read("csv", file, ["a", "b"], bad)
+    assert found["a"] == [f"{mark}{row}" for row in range(9)]
+    assert not bad.rows
+    file.write_text(f"a\n{mark}\nx\n", encoding="utf-8")
+    assert read("csv", file, ["a"])["a"] == [mark, "x"]
