@@ -207,8 +207,8 @@ class EvalResult:
 
     ``towers`` holds ``{name: {"ne": ..., "auc": ...}}``, and of a tower's part in the model ``share`` (of the sums over
     rows of the absolute terms of the logit), ``ne_without`` (the model's NE without the tower) and ``correlation`` (the
-    largest absolute one of its logit with another tower's, which ``most_like`` names), as far as known; ``extra`` holds further registered metrics; ``scores`` the
-    rows themselves (a ``pyarrow.Table``) where they were asked for.
+    largest absolute one of its logit with another tower's, which ``most_like`` names), as far as known; ``extra`` holds
+    further registered metrics; ``scores`` the rows themselves (a ``pyarrow.Table``) where they were asked for.
     """
 
     ne: float

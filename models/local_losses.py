@@ -60,8 +60,8 @@ class PairwiseLoss:
     """Cross-entropy plus an auxiliary ranking loss on pairs of rows of the batch with different labels.
 
     The ranking loss is the mean of -log sigmoid(s_clicked - s_not) (Rendle et al., "BPR", arXiv 1205.2618). Pairs are
-    rows that lie 1, 2 ... ``shifts`` apart in the batch, round its end: linear in the rows, of fixed shapes, and as good
-    as random, because rows are shuffled. They are those of one rank. Without a pair it is 0.
+    rows that lie 1, 2 ... ``shifts`` apart in the batch, round its end: linear in the rows, of fixed shapes, and as
+    good as random, because rows are shuffled. They are those of one rank. Without a pair it is 0.
     """
 
     class Config(Params):

@@ -213,7 +213,7 @@ class TextLoader(yaml.SafeLoader):
         """The next node, unless it is too deep inside others."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _TooDeepError(problem_mark=self.peek_event().start_mark)
+            raise _TooDeepError(problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
