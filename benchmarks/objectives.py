@@ -1,7 +1,7 @@
 """Local objectives against the strongest exact arm, on test rows that no choice has seen.
 
     erase-rec sweep --config sweeps/objectives_frappe.yaml --jobs 2
-    python benchmarks/objectives.py frappe --jobs 2 --out docs/results/ne-gap
+    python benchmarks/objectives.py frappe --jobs 2 --out docs/results/ne-gap      # about half as long again
 
 For each set: takes from the sweep on the validation rows the learning rates and the number of steps with which each arm
 was best there, trains each arm anew with several seeds (a sweep of its own, which goes on where it was stopped), scores
@@ -31,7 +31,7 @@ from erase_rec.sweep.record import PointRecord, SweepRecord
 from eval.comparison import ScoredRun, compare, summarize
 
 ROOT = Path(__file__).resolve().parents[1]
-ASIDE = ("seed=", "run.", "train.early_stopping", "train.threads")
+ASIDE = ("seed=", "run.", "train.epochs", "train.early_stopping", "train.threads")
 """Overrides of a point that the runs on the test rows do not take over."""
 
 
@@ -181,10 +181,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", help="frappe, movielens, adult, sparrow, criteo")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the sweeps' folders are")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="2 or more: one seed has no interval")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="without ending")
     arguments = parser.parse_args()
+    if arguments.seeds < 2:
+        parser.error("--seeds: an interval needs 2 or more")
     json_path, page = arguments.out.with_suffix(".json"), arguments.out.with_suffix(".md")
     rows = json.loads(json_path.read_text(encoding="utf-8")) if json_path.exists() else []
     for name in arguments.sets:
@@ -192,7 +194,7 @@ def main() -> None:
         folder = arguments.runs.resolve() / f"objectives_{name}_test"
         run_final(name, chosen, folder, arguments.seeds, arguments.jobs)
         rows = [row for row in rows if row["dataset"] != name] + measure(name, chosen, folder)
-        json_path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        json_path.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         page.write_text(markdown(rows), encoding="utf-8")
         print(markdown([row for row in rows if row["dataset"] == name]))
 

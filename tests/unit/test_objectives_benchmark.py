@@ -72,7 +72,7 @@ def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(objectives
     entries = [
         point("exact optimizer.dense.lr=1e-3", 1, "schedule.preset=exact", *rates("1e-3", "1e-2")),
         point("exact optimizer.dense.lr=3e-3", 1, "schedule.preset=exact", *rates("3e-3", "1e-2")),
-        point("joint optimizer.dense.lr=1e-3", 1, "train.threads=1", *rates("1e-3", "3e-3")),
+        point("joint optimizer.dense.lr=1e-3", 1, "train.epochs=2", *rates("1e-3", "3e-3")),
     ]
     sweep = written(tmp_path / "objectives_frappe", *entries)
     for entry, (ne, step) in zip(entries, [(0.7, 80), (0.6, 40), (0.65, 120)], strict=True):
