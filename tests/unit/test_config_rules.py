@@ -49,6 +49,11 @@ def sparse(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"sparse": [{"name": f"C{at}", "encoding": "vocabulary"} | entry for at, entry in enumerate(entries)]}
 
 
+def spread(*tables: dict[str, Any], sharding: str = "auto", **keys: Any) -> dict[str, Any]:
+    """An embedding section that spreads tables over ranks."""
+    return {"embedding": {"sharding": sharding, "tables": list(tables)} | keys}
+
+
 def split(**keys: Any) -> dict[str, Any]:
     """A data section whose ``split`` holds ``keys``; ``eval`` and ``eval_fraction`` are its neighbours."""
     beside = {key: keys.pop(key) for key in ("eval", "eval_fraction", "label", "row_id") if key in keys}
@@ -98,6 +103,23 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         {"data": {"kind": "csv", "label": {"positive": ["1", "2"], "negative": ["2"]}}},
         "data.label.negative",
         "'2'",
+    ),
+    ("tables of copies", spread({"name": "C1"}, sharding="replicated"), "embedding.tables", "embedding.sharding: auto"),
+    ("table of nothing", spread({"name": "C2"}), "embedding.tables.0.name", "named 'C2'"),
+    ("spread without TorchRec", spread(backend="torch"), "embedding.backend", "embedding.backend: auto"),
+    (
+        "captured exchange",
+        spread() | {"schedule": {"preset": "erase", "cuda_graph": "step"}},
+        "schedule.cuda_graph",
+        "use cuda_graph: tower",
+    ),
+    ("cut row statistics", spread(sharding="column_wise"), "embedding.sharding", "optimizer.sparse.kind: adagrad"),
+    ("width of rows", spread({"name": "C1", "column_width": 4}), "embedding.tables.0.column_width", "sharding is auto"),
+    (
+        "kernel of a copy",
+        spread({"name": "C1", "kernel": "fused"}, sharding="data_parallel"),
+        "embedding.tables.0.kernel",
+        "leave kernel out",
     ),
     ("two eval sets", {"data": {"kind": "csv", "eval": "e", "eval_fraction": 0.1}}, "data.eval_fraction", "drop one"),
     (

@@ -43,22 +43,8 @@ def spread(*tables: dict[str, Any], sharding: str = "auto", **keys: Any) -> dict
 
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
-    ("about nothing", spread({"name": "user"}, sharding="replicated"), "embedding.tables", "holds all of every table"),
     ("unknown", spread({"name": "usr"}), "embedding.tables.0.name", "did you mean 'user'"),
     ("twice", spread({"name": "user"}, {"name": "user"}), "embedding.tables.1.name", "listed before"),
-    ("torch", spread(backend="torch"), "embedding.backend", "planned and exchanged by TorchRec"),
-    (
-        "step graph",
-        spread() | {"schedule": {"preset": "erase", "cuda_graph": "step"}},
-        "schedule.cuda_graph",
-        "use cuda_graph: tower",
-    ),
-    (
-        "row statistics",
-        spread(sharding="column_wise") | {"optimizer": {"sparse": {"kind": "rowwise_adagrad"}}},
-        "embedding.sharding",
-        "use optimizer.sparse.kind: adagrad",
-    ),
     (
         "row statistics of a table",
         spread({"name": "item", "sharding": "column_wise"}) | {"optimizer": {"sparse": {"kind": "rowwise_adagrad"}}},
@@ -84,18 +70,13 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "the table's sharding is row_wise",
     ),
     (
-        "kernel of a copy",
-        spread({"name": "user", "kernel": "fused"}, sharding="data_parallel"),
-        "embedding.tables.0.kernel",
-        "leave kernel out",
-    ),
-    (
         "host memory of the host",
         spread({"name": "user", "kernel": "fused_uvm"}) | {"train": {"steps": 5, "device": "cpu"}},
         "embedding.tables.0.kernel",
         "train.device is cpu",
     ),
 ]
+"""Beside the one example of each rule in ``test_config_rules.py``."""
 GOOD: list[dict[str, Any]] = [
     {},
     spread(),
