@@ -21,7 +21,7 @@ def cross_entropy(logit: Tensor, label: Tensor) -> Tensor:
 
     Args:
         logit: [B], float32 or float64.
-        label: [B], float, 0 or 1; no gradient flows to it.
+        label: [B], float, from 0 to 1; no gradient flows to it.
 
     Returns:
         Scalar in the logit's dtype.

@@ -96,6 +96,17 @@ WAYS = {
     "dropout": ["towers.deep.params.dropout=0.3", "over_arch.dropout=0.2"],
     "micro-batches": ["train.micro_batches=2"],
     "aggregate of detached towers": ["schedule.preset=detached"],
+    "steps that cut nothing": ["schedule.exact_every=3"],
+    "objectives": [
+        "schedule.exact_every=7",
+        "over_arch={logits: gated, teacher_decay: 0.9}",
+        "towers.cross.loss.teacher=0.3",
+        "towers.deep.loss.weight_floor=0.05",
+        "towers.interaction.loss.kind=bce_pairwise",
+        "towers.mask.cut_at=1",
+        "towers.attention.head={kind: mlp, params: {context: true}}",
+        "towers.dense_mlp.head.kind=goodness",
+    ],
 }
 
 
