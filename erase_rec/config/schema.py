@@ -188,7 +188,7 @@ class TableShardingConfig(Model):
     """``None``: as ``embedding.sharding`` says."""
     kernel: Literal["fused", "fused_uvm", "fused_uvm_caching"] | None = None
     """FBGEMM's kernel: rows in device memory, in host memory, or there with a cache on the device (the last two: CUDA
-    only). ``None``: the planner's choice."""
+    only). ``None``: ``fused``."""
     column_width: PositiveInt | None = None
     """``column_wise``: columns of a part, which divide the table's; ``None``: the planner's choice."""
 
