@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+MOST_SPEEDS = 1 << 17
+"""Steps whose speeds are kept for percentiles: 1 MiB."""
 PERCENTILES = (10, 50, 90)
 
 
@@ -106,6 +109,48 @@ class _Step:
     wait_s: float
 
 
+_Measured = tuple[int, float, float]
+"""Rows, seconds of the step, seconds of it waiting for data."""
+
+
+class _Total:
+    """Sums over steps, and speeds for percentiles: of every step at first, then of every second, fourth ... one.
+
+    So a run takes the same memory however long it is.
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._rows = 0
+        self._seconds = self._wait_s = 0.0
+        self._speeds = array("d")
+        self._stride = 1
+
+    def add(self, rows: int, seconds: float, wait_s: float) -> None:
+        if self._steps % self._stride == 0:
+            self._speeds.append(rows / seconds)
+            if len(self._speeds) == MOST_SPEEDS:
+                self._speeds = self._speeds[::2]
+                self._stride *= 2
+        self._steps += 1
+        self._rows += rows
+        self._seconds += seconds
+        self._wait_s += wait_s
+
+    def throughput(self) -> Throughput:
+        if not self._steps:
+            return Throughput(*(math.nan,) * 4, steps=0, step_ms=math.nan, data_wait_ms=math.nan)
+        p10, p50, p90 = np.percentile(np.array(self._speeds), PERCENTILES).tolist()
+        return Throughput(
+            qps_p10=p10,
+            qps_p50=p50,
+            qps_p90=p90,
+            qps_mean=self._rows / self._seconds,
+            steps=self._steps,
+            step_ms=self._seconds / self._steps * 1e3,
+            data_wait_ms=self._wait_s / self._steps * 1e3,
+        )
+
+
 class StepTimer:
     """Times consecutive steps, each from the end of the one before it to its own end.
 
@@ -126,8 +171,8 @@ class StepTimer:
         self._last_end: Any = None
         self._wait_s = 0.0
         self._pending: list[_Step] = []
-        self._measured: list[tuple[int, float, float]] = []  # rows, step seconds, seconds of it waiting for data
-        self._window_start = 0
+        self._window: list[_Measured] = []
+        self._total = _Total()
 
     def resume(self) -> None:
         """The next step starts now."""
@@ -163,36 +208,25 @@ class StepTimer:
     def window(self) -> Throughput:
         """Speed of the steps measured since the last call. Synchronises the host on CUDA."""
         self._resolve()
-        start, self._window_start = self._window_start, len(self._measured)
-        return _throughput(self._measured[start:])
+        window = _Total()
+        for measured in self._window:
+            window.add(*measured)
+        self._window.clear()
+        return window.throughput()
 
     def total(self) -> Throughput:
-        """Speed of all steps measured. Synchronises the host on CUDA."""
+        """Speed of all steps; percentiles are of a sample once there are many. Synchronises the host on CUDA."""
         self._resolve()
-        return _throughput(self._measured)
+        return self._total.throughput()
 
     def _resolve(self) -> None:
         for step in self._pending:
-            self._measured.append((step.rows, self._clock.seconds(step.start, step.end), step.wait_s))
+            measured = (step.rows, self._clock.seconds(step.start, step.end), step.wait_s)
+            self._window.append(measured)
+            self._total.add(*measured)
         self._pending.clear()
 
 
 def clock_for(device: torch.device) -> Clock:
     """The clock that tells when work on ``device`` is done."""
     return DeviceClock() if device.type == "cuda" else HostClock()
-
-
-def _throughput(measured: list[tuple[int, float, float]]) -> Throughput:
-    if not measured:
-        return Throughput(*(math.nan,) * 4, steps=0, step_ms=math.nan, data_wait_ms=math.nan)
-    rows, seconds, wait_s = np.array(measured).T
-    p10, p50, p90 = np.percentile(rows / seconds, PERCENTILES).tolist()
-    return Throughput(
-        qps_p10=p10,
-        qps_p50=p50,
-        qps_p90=p90,
-        qps_mean=float(rows.sum() / seconds.sum()),
-        steps=len(measured),
-        step_ms=float(seconds.mean() * 1e3),
-        data_wait_ms=float(wait_s.mean() * 1e3),
-    )

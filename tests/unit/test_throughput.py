@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from erase_rec import throughput
 from erase_rec.throughput import HostClock, StepTimer, clock_for
 
 
@@ -122,3 +123,19 @@ def test_the_cpu_is_timed_by_the_host() -> None:
     assert isinstance(clock, HostClock)
     start = clock.mark()
     assert clock.seconds(start, clock.mark()) >= 0.0
+
+
+def test_a_long_run_keeps_a_sample_of_its_steps_and_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of all steps was what made the memory of long runs grow."""
+    monkeypatch.setattr(throughput, "MOST_SPEEDS", 64)
+    total = throughput._Total()
+    for step in range(10_000):
+        total.add(10, 1.0 + step % 100, 0.25)
+        assert len(total._speeds) < 64
+    found = total.throughput()
+    assert found.steps == 10_000
+    assert found.qps_mean == pytest.approx(10 / 50.5)
+    assert found.step_ms == pytest.approx(50_500)
+    assert found.data_wait_ms == pytest.approx(250)
+    assert found.qps_p10 < found.qps_p50 < found.qps_p90
+    assert found.qps_p50 == pytest.approx(10 / 50, rel=0.3)
