@@ -104,6 +104,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "data.label.negative",
         "'2'",
     ),
+    (
+        "sampled at no rate",
+        {"data": {"kind": "csv", "negatives_sampled": True}},
+        "data.negatives_sampled",
+        "give data.negative_sampling_rate",
+    ),
     ("tables of copies", spread({"name": "C1"}, sharding="replicated"), "embedding.tables", "embedding.sharding: auto"),
     ("table of nothing", spread({"name": "C2"}), "embedding.tables.0.name", "named 'C2'"),
     ("spread without TorchRec", spread(backend="torch"), "embedding.backend", "embedding.backend: auto"),
