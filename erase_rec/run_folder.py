@@ -33,18 +33,22 @@ class RunFolder:
             config_hash: hash of the resolved configuration.
 
         Raises:
-            UserError: the name is a path, or the folder exists.
+            UserError: the name is a path or no file system can have it, or the folder exists.
         """
         if name is not None and (Path(name).name != name or name == ".."):
             raise UserError(f"run.name: expected the name of a folder, found {name!r}; say where in run.dir")
         run_id = name or f"{config_name}-{config_hash[:8]}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
         path = parent / run_id
         attempt = 2
-        while name is None and path.exists():
-            path = parent / f"{run_id}-{attempt}"
-            attempt += 1
-        if path.exists():
-            raise cls._exists(path)
+        try:
+            while name is None and path.exists():
+                path = parent / f"{run_id}-{attempt}"
+                attempt += 1
+            if path.exists():
+                raise cls._exists(path)
+        except (OSError, ValueError) as error:  # too long; a NUL
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"run.dir, run.name: {str(path)!r} can be no folder: {why}; choose another") from error
         return cls(path)
 
     @contextmanager

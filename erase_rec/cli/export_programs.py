@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ from erase_rec.config.schema import FeaturesConfig
 from erase_rec.errors import UserError
 from models.ctr_model import CTRModel
 from models.served import ServedModel
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 Score = Callable[[ModelInputs], tuple[Tensor, Tensor]]
 """Probability and logit, float32 [B] each."""
@@ -49,9 +54,35 @@ def trace(model: CTRModel, features: FeaturesConfig, example: ModelInputs) -> Ex
 
 
 def save_program(program: ExportedProgram, path: Path) -> None:
-    """Writes a program for :func:`load_program`."""
-    with _quiet():
-        torch.export.save(program, path)
+    """Writes a program for :func:`load_program`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _PatientFile(io.FileIO(path, "w")) as file:
+        with _quiet():
+            torch.export.save(program, file)
+        if file.error is not None:
+            raise file.error
+
+
+class _PatientFile(io.BufferedWriter):
+    """A file that keeps the first error of writing for later: torch's writer ends the process where one is raised.
+
+    Attributes:
+        error: the first one.
+    """
+
+    error: OSError | None = None
+
+    def write(self, buffer: ReadableBuffer, /) -> int:
+        """As of any file, but for errors; bytes after one are dropped."""
+        if self.error is None:
+            try:
+                return super().write(buffer)
+            except OSError as error:
+                self.error = error
+        return memoryview(buffer).nbytes
 
 
 def load_program(path: Path) -> Score:

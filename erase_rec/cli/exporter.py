@@ -202,9 +202,22 @@ def _write_manifest(folder: Path, trained: Trained, checks: Sequence[Check]) -> 
 
 
 def _refuse_occupied(out: Path, force: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / MANIFEST).is_file():
+    """Ends the command where it would have to throw something away that is no older export, or may not.
+
+    Raises:
+        UserError: something is at ``out``, or the path names no folder.
+    """
+    if not out.name or out.name == "..":
+        raise UserError(f"--out: found {str(out)!r}, expected the name of a new folder")
+    if "\0" in str(out):
+        raise UserError(f"--out: found {str(out)!r}, which no file system can name")
+    try:
+        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return
+    except OSError as error:
+        raise UserError(f"--out: {out} cannot be looked at: {error.strerror or error}") from error
+    # Other folders of this program, and other programs, have a manifest.json, too.
+    if not ((out / MANIFEST).is_file() and (out / PROGRAM).is_file()):
         raise UserError(f"--out: {out} is there and is no export; name another folder")
     if not force:
         raise UserError(f"--out: {out} holds an export; name another folder, or replace it with --force")
@@ -214,21 +227,24 @@ def _refuse_occupied(out: Path, force: bool) -> None:
 def _published(out: Path) -> Iterator[Path]:
     """A folder that becomes ``out`` at the end of the block; an older export is there until then.
 
+    Where ``out`` is a link, what it points to is replaced.
+
     Raises:
         UserError: it cannot be written.
     """
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    place = Path(os.path.realpath(out))
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     replaced = partial.with_suffix(".replaced")
     try:
         partial.mkdir(parents=True)
         yield partial
-        if out.exists():
-            out.rename(replaced)
-        partial.rename(out)
+        if place.exists():
+            place.rename(replaced)
+        partial.rename(place)
     except OSError as error:
         raise UserError(f"--out: cannot write {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if replaced.exists() and not out.exists():
-            replaced.rename(out)
+        if replaced.exists() and not place.exists():
+            replaced.rename(place)
         shutil.rmtree(replaced, ignore_errors=True)

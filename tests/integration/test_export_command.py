@@ -78,6 +78,16 @@ def test_an_occupied_folder_needs_force(folder: Path, tmp_path: Path) -> None:
     refused = call(folder, *start[:-1], str(other), "--force", expect=2)
     assert "is there and is no export; name another folder" in refused.stderr
     assert (other / "thesis.tex").exists()
+    (other / "manifest.json").write_text('{"format": "erase-rec prepared"}')  # prepared rows have one, too
+    refused = call(folder, *start[:-1], str(other), "--force", expect=2)
+    assert "is there and is no export; name another folder" in refused.stderr
+    assert (other / "thesis.tex").exists()
+    link = tmp_path / "link"
+    link.symlink_to("served")
+    (out / "left over").touch()
+    call(folder, *start[:-1], str(link), "--force")
+    assert not (out / "left over").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"served", "other", "link"}
 
 
 def test_other_probabilities_are_not_published(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +163,8 @@ def test_rows_of_a_prepared_folder(folder: Path, tmp_path: Path) -> None:
     [
         (["--checkpoint", "runs", "--out", "x"], "neither a run folder nor a checkpoint"),
         (["--checkpoint", "runs/r", "--out", "small.yaml"], "--out: small.yaml is there and is no export"),
+        (["--checkpoint", "runs/r", "--out", "."], "--out: found '.', expected the name of a new folder"),
+        (["--checkpoint", "runs/r", "--out", "x" * 300], "cannot be looked at: File name too long"),
         (["--checkpoint", "runs/r", "--out", "small.yaml/x"], "--out: cannot write small.yaml/x: Not a directory"),
     ],
 )

@@ -243,3 +243,13 @@ def test_inputs_of_a_part_of_a_block(tmp_path: Path) -> None:
     parts = [ModelInputs.of(block, start, stop).flat() for start, stop in ((0, 5), (5, 5), (5, 12))]
     for tensor, pieces in zip(whole, zip(*parts, strict=True), strict=True):
         assert torch.equal(tensor, torch.cat(pieces))
+
+
+def test_a_full_disk_ends_no_process(tmp_path: Path) -> None:
+    """Given a path, torch's own writer calls ``std::terminate``."""
+    path = tmp_path / "model.pt2"
+    path.symlink_to("/dev/full")
+    layer = torch.nn.Linear(200, 200)
+    program = torch.export.export(layer, (torch.ones(3, 200),))
+    with pytest.raises(OSError, match="No space left"):
+        save_program(program, path)

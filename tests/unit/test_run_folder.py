@@ -20,6 +20,12 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "why"), [("x" * 300, "File name too long"), ("a\0b", "null byte")])
+def test_a_name_that_no_folder_can_have(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"run\.dir, run\.name: .* can be no folder: .*{why}; choose another"):
+        RunFolder.choose(tmp_path / "runs", name, config_name="c", config_hash="0" * 16)
+
+
 def test_an_existing_name_is_refused_and_kept(tmp_path: Path) -> None:
     first = choose(tmp_path)
     assert not first.path.exists(), "a mistake in between leaves nothing behind"
