@@ -46,7 +46,8 @@ from erase_rec.training_loop import Parts, TrainingLoop
 from models.ctr_model import build_local_losses
 
 RESUMABLE = (
-    *("train.", "eval.", "data.workers", "data.reading", "data.prepared", "embedding.sharding", "embedding.tables"),
+    *("train.", "eval.", "data.workers", "data.reading", "data.prepared"),
+    *("embedding.sharding", "embedding.tables", "schedule.cuda_graph"),
 )
 """Sections and keys that may change when a run is resumed: no batch depends on them ..."""
 FIXED = ("train.local_batch_size", "train.precision", "train.device")

@@ -149,11 +149,12 @@ def test_a_run_goes_on_over_other_ranks_and_plans(run_ranks: Any, tmp_path: Path
     """1 -> 2 -> 3 -> 1 ranks: the same evaluation wherever a checkpoint is loaded, and every row once an epoch."""
     given = ["--config", "ctr_erase.yaml", *OVERRIDES, "train.local_batch_size=30"]
     length = ["train.epochs=null", "train.steps=4"]
-    found = [train(tmp_path, *given, *length, "embedding.sharding=row_wise")]
+    found = [train(tmp_path, *given, *length)]
     for ranks, steps, sharding in ((2, 7, "row_wise"), (3, 9, "auto"), (1, 12, "auto")):
         before = found[-1]
         for until in (before["train"]["steps"], steps):
-            arguments = ["--resume", "runs/r", f"train.steps={until}", f"embedding.sharding={sharding}"]
+            plan_of = [f"embedding.sharding={sharding}", "schedule.cuda_graph=tower"]
+            arguments = ["--resume", "runs/r", f"train.steps={until}", *plan_of]
             if ranks == 1:
                 now = train(tmp_path, *arguments)
             else:
