@@ -34,7 +34,11 @@ class FrameSource:
     label_column: str | None = None
 
     def __init__(self, frame: pd.DataFrame, *, split: Split = "train") -> None:
-        """Copies nothing."""
+        """Copies nothing.
+
+        Raises:
+            DataError: it is something else, such as a dictionary or another library's frame.
+        """
         self._columns = _Columns(frame, "DataFrame" if split == "train" else "eval DataFrame")
         self._split = split
 
@@ -138,6 +142,8 @@ class _Columns:
     """
 
     def __init__(self, frame: pd.DataFrame, name: str) -> None:
+        if not isinstance(frame, pd.DataFrame):
+            raise DataError(f"{name}: found {type(frame).__name__}, expected a pandas DataFrame; convert it")
         self._frame, self.name = frame, name
         self.names = [str(column) for column in frame.columns]
         self.num_rows = len(frame)

@@ -65,7 +65,7 @@ def open_source(
         raise DataError(f"data.kind: unknown kind {kind!r}{nearest(kind, list(SOURCES))}; there are {sorted(SOURCES)}")
     if kind == "pandas":
         raise DataError(
-            "data.kind: pandas takes its rows from DataFrames, in Python: data.frames.from_pandas(config, train); "
+            "data.kind: pandas takes its rows from DataFrames, in Python: erase_rec.Trainer(config, train=frame); "
             "for files name another kind"
         )
     if kind in WITHOUT_FILES and paths:

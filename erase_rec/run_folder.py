@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from os.path import exists  # Path's own raises where a name is too long
 from pathlib import Path
 from typing import Self
 
@@ -33,22 +34,18 @@ class RunFolder:
             config_hash: hash of the resolved configuration.
 
         Raises:
-            UserError: the name is a path or no file system can have it, or the folder exists.
+            UserError: the name is a path, or the folder exists.
         """
         if name is not None and (Path(name).name != name or name == ".."):
             raise UserError(f"run.name: expected the name of a folder, found {name!r}; say where in run.dir")
         run_id = name or f"{config_name}-{config_hash[:8]}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
         path = parent / run_id
         attempt = 2
-        try:
-            while name is None and path.exists():
-                path = parent / f"{run_id}-{attempt}"
-                attempt += 1
-            if path.exists():
-                raise cls._exists(path)
-        except (OSError, ValueError) as error:  # too long; a NUL
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"run.dir, run.name: {str(path)!r} can be no folder: {why}; choose another") from error
+        while name is None and exists(path):
+            path = parent / f"{run_id}-{attempt}"
+            attempt += 1
+        if exists(path):
+            raise cls._exists(path)
         return cls(path)
 
     @contextmanager
@@ -63,8 +60,9 @@ class RunFolder:
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         try:
             partial.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"run.dir: cannot make {self.path}: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # a NUL is a ValueError
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"run.dir: cannot make {self.path}: {why}; choose another run.dir or run.name") from error
         try:
             yield type(self)(partial)
             try:

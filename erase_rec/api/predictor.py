@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -138,16 +138,22 @@ class Scoring:
             max_bad_share: more of them than this share (and than 100) end the reading; None: as in the run.
 
         Raises:
-            UserError: a kept column has the name of one that is written.
+            UserError: a kept column has the name of one that is written, or a number is out of its range.
         """
+        if isinstance(keep, str):
+            raise UserError(f"keep: found the text {keep!r}, expected a list of columns")
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"batch_size: found {batch_size}, expected at least 1")
+        if bad_rows not in (None, *get_args(Policy)):
+            raise UserError(f"bad_rows: found {bad_rows!r}, expected one of {', '.join(get_args(Policy))}")
         for name in keep:
             if name in WRITTEN:
                 raise UserError(f"--keep: {name!r} is a column that predictions write; rename it in the input")
         self._predictor, self._source = predictor, source
         self._keep = list(dict.fromkeys(keep))
-        self._batch_size = batch_size or predictor.config.eval.local_batch_size
+        self._batch_size = predictor.config.eval.local_batch_size if batch_size is None else batch_size
         self._policy: Policy = bad_rows or predictor.config.data.bad_rows
-        self._max_bad_share = max_bad_share or predictor.config.data.max_bad_share
+        self._max_bad_share = predictor.config.data.max_bad_share if max_bad_share is None else max_bad_share
         self._unseen = UnseenValues(len(predictor.config.features.sparse))
         self.num_rows = 0
         self.bad: list[BadRow] = []

@@ -5,6 +5,7 @@ Of erase-rec it uses the data's readers (``data``) and the export's description;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,9 @@ class _Scored:
             if position in self.refused:
                 return RowError(f"row {position - start}: {self.refused[position]}")
         at = [self.places[position] for position in range(start, start + count)]
+        for number, place in enumerate(at):
+            if not math.isfinite(self.logits[place]):  # which JSON could not say
+                return RowError(f"row {number}: its logit is {self.logits[place]}; send smaller numbers")
         return Predictions([self.probabilities[place] for place in at], [self.logits[place] for place in at])
 
 

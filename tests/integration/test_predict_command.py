@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from in_process import call
 
+from data.frames import FrameSource
 from data.sources.source import Chunk
 from erase_rec import Config, Trainer
 from erase_rec.api.predictor import Predictor, Scoring
@@ -245,6 +247,30 @@ def test_a_frame_gets_the_scores_of_its_file(trained: Path) -> None:
     with pytest.raises(UserError, match=r"eval DataFrame row 2: feature 'age': found 'old'"):
         predictor.predict(odd)
     assert predictor.predict(odd, bad_rows="skip").index.tolist() == ["u0000000", "u0000002", "u0000003"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: found 0, expected at least 1"),
+        ({"bad_rows": "drop"}, "bad_rows: found 'drop', expected one of error, skip, quarantine"),
+        ({"keep": "user"}, r"keep: found the text 'user', expected a list of columns"),
+    ],
+)
+def test_options_from_python_are_checked(trained: Path, options: dict[str, Any], message: str) -> None:
+    predictor = Predictor.load(trained / "runs" / "r", device="cpu")
+    with pytest.raises(UserError, match=message):
+        predictor.predict(rows(2, 10), **options)
+
+
+def test_no_share_of_bad_rows_is_a_share(trained: Path) -> None:
+    """The first 100 are always let through."""
+    predictor = Predictor.load(trained / "runs" / "r", device="cpu")
+    frame = rows(2, 10_300).assign(age="7")
+    frame.loc[:100, "age"] = "old"
+    scoring = Scoring(predictor, FrameSource(frame), bad_rows="skip", max_bad_share=0.0)
+    with pytest.raises(UserError, match="101 of the first 10300 rows are bad"):
+        list(scoring.tables())
 
 
 def test_a_run_on_frames_predicts_files_once_it_knows_their_kind(trained: Path, tmp_path: Path) -> None:

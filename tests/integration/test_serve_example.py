@@ -180,6 +180,7 @@ def test_overload_is_answered_at_once(scorer: Scorer) -> None:
         ({"age": 2**70}, "row 1: column 'age': found a number '1180591620717411303424', expected a number of 64 bits"),
         ({"city": "\ud800"}, "row 1: column 'city': found text '\\ud800', expected a number of 64 bits, or valid text"),
         ({"tags": 7}, "row 1: column 'tags': found a number '7', expected text as in the rows before"),
+        ({"terms": ["x"] * 3000, "shares": [3e38] * 3000}, "row 1: its logit is "),  # no number, which JSON cannot say
     ],
 )
 def test_a_malformed_row_is_named(client: httpx.Client, change: dict[str, Any], message: str) -> None:
@@ -262,6 +263,13 @@ def test_a_fault_of_the_scorer_is_one_requests_fault(scorer: Scorer) -> None:
         assert post(client, ROWS[:1]).status_code == 500
         assert post(client, ROWS[:1]).status_code == 200
         assert metric(client, "erase_rec_pending_rows") == 0
+
+
+def test_a_client_that_goes_away_is_no_fault(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+    until(lambda: 'erase_rec_requests_total{status="499"} 1.0' in client.get("/metrics").text)
+    assert "a request failed" not in caplog.text
 
 
 def test_damaged_exports_are_refused(folder: Path, tmp_path: Path) -> None:

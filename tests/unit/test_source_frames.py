@@ -200,5 +200,7 @@ def test_a_configuration_that_names_other_rows_is_refused() -> None:
             from_pandas(make_config(**{key: "there"}), frame)
     with pytest.raises(DataError, match="give one of them"):
         from_pandas(make_config(eval_fraction=0.5), frame, frame)
-    with pytest.raises(DataError, match=r"data\.kind: pandas takes its rows from DataFrames"):
+    with pytest.raises(DataError, match=r"data\.kind: pandas takes its rows from DataFrames.*Trainer"):
         open_source("pandas", [])
+    with pytest.raises(DataError, match="eval DataFrame: found dict, expected a pandas DataFrame"):
+        FrameSource({"clicked": [1]}, split="eval")  # type: ignore[arg-type]
