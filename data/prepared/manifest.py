@@ -37,6 +37,10 @@ def _inside(name: str) -> str:
     return name
 
 
+FileName = Annotated[str, AfterValidator(_inside)]
+"""Of a file below the folder that a manifest is in."""
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +48,7 @@ class _Record(BaseModel):
 class FileRecord(_Record):
     """A file of the folder, by its name there."""
 
-    name: Annotated[str, AfterValidator(_inside)]
+    name: FileName
     num_bytes: int
     sha256: str
 

@@ -6,18 +6,18 @@ export needs of this project its readers alone.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from data.digests import digest_of
 from data.features.columns import size_of
 from data.features.dense import Standard
 from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW
@@ -25,6 +25,7 @@ from data.features.fitted import Encoding, Features
 from data.features.hashing import HashBuckets, hash_texts
 from data.features.id_range import IdRange
 from data.features.vocabulary import Vocabulary
+from data.prepared.manifest import FileName
 from erase_rec.config.schema import DenseFeatureConfig, FeaturesConfig, SparseFeatureConfig
 from erase_rec.errors import UserError
 
@@ -35,17 +36,6 @@ AOT = "model.aoti.pt2"
 ONNX = "model.onnx"
 HASHED_TEXTS = ("", "a", "12345678", "123456789", "Grüße aus Köln")
 """Texts whose hashes the manifest holds, for other programs to try theirs on."""
-_PIECE_BYTES = 1 << 20
-
-
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"expected a file inside the folder, found {name!r}")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(_inside)]
 
 
 class _Part(BaseModel):
@@ -277,11 +267,7 @@ def record(path: Path, name: str) -> FileRecord:
     Raises:
         OSError: it cannot be read.
     """
-    digest = hashlib.sha256()
-    with (path / name).open("rb") as stream:
-        while piece := stream.read(_PIECE_BYTES):
-            digest.update(piece)
-    return FileRecord(name=name, bytes=(path / name).stat().st_size, sha256=digest.hexdigest())
+    return FileRecord(name=name, bytes=(path / name).stat().st_size, sha256=digest_of(path / name))
 
 
 def _verify(path: Path, expected: FileRecord) -> None:

@@ -228,6 +228,7 @@ def test_inputs_are_named_in_order() -> None:
         ({"format": None}, "format None, this version reads 1"),
         ({"more": 1}, "more: Extra inputs are not permitted"),
         ({"files": [{"name": "../secret", "bytes": 1, "sha256": ""}]}, "files.0.name: .*a file inside the folder"),
+        ({"files": [{"name": "a\0b", "bytes": 1, "sha256": ""}]}, "files.0.name: .*a file inside the folder"),
         ({"files": [{"name": "/etc/passwd", "bytes": 1, "sha256": ""}]}, "files.0.name: .*a file inside the folder"),
         ({"files": [{"name": "gone.bin", "bytes": 1, "sha256": ""}]}, "gone.bin: cannot be read"),
         ({"dense": [{"config": {"name": "a"}, "std": 0}]}, "dense.0.std: Input should be greater than 0"),
