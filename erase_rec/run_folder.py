@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from os.path import exists  # Path's own raises where a name is too long
+from os.path import exists, isfile  # Path's own raise where a name is too long
 from pathlib import Path
 from typing import Self
 
@@ -89,7 +89,7 @@ class RunFolder:
             UserError: it is not one.
         """
         folder = cls(path)
-        if not folder.config.is_file():
+        if not isfile(folder.config):
             raise UserError(f"{path} is not a run folder: it holds no {folder.config.name}")
         return folder
 
@@ -101,7 +101,7 @@ class RunFolder:
             UserError: no run folder is at or above it.
         """
         for candidate in (checkpoint, checkpoint.parent, checkpoint.parent.parent):
-            if cls(candidate).config.is_file():
+            if isfile(cls(candidate).config):
                 return cls(candidate)
         raise UserError(f"{checkpoint} is neither a run folder nor a checkpoint inside one")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -59,10 +60,7 @@ def command(
     ] = None,
 ) -> None:
     """Score rows, labelled or not, with a run's transforms and vocabularies; their order is kept."""
-    if out.suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl"}:
-        raise UserError(
-            f"--out: predictions are written as Parquet, found {out}; name it {out.with_suffix('.parquet')}"
-        )
+    _refuse(out)
     from data.quarantine import write_quarantine
     from erase_rec.api.predictor import Predictor, Scoring
     from erase_rec.distributed.failure import INTERRUPTED
@@ -86,6 +84,20 @@ def command(
         write_quarantine(aside, scoring.bad)
         typer.echo(f"rows that could not be read: {aside}", err=True)
     typer.echo(f"{scoring.num_rows:,} predictions: {out}")
+
+
+def _refuse(out: Path) -> None:
+    """Ends the command where predictions cannot be written to ``out``, or would replace what is no file.
+
+    Raises:
+        UserError: what is wrong with it.
+    """
+    if out.suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl"}:
+        raise UserError(
+            f"--out: predictions are written as Parquet, found {out}; name it {out.with_suffix('.parquet')}"
+        )
+    if os.path.exists(out) and not os.path.isfile(out):  # a folder; a device, which a new file would take the place of
+        raise UserError(f"--out: {out} is there and is no file; name another")
 
 
 def _open(predictor: Predictor, paths: list[str], kind: str | None, param: list[str]) -> Source:
@@ -133,7 +145,8 @@ def _write(path: Path, first: pa.Table, tables: Iterable[pa.Table]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    partial = path.with_name(f".{path.name}.partial")
+    place = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
+    partial = place.with_name(f".{place.name}.partial")
     writer: pq.ParquetWriter | None = None
     try:
         for table in tables:
@@ -148,12 +161,13 @@ def _write(path: Path, first: pa.Table, tables: Iterable[pa.Table]) -> None:
                 pq.write_table(first, partial)
             else:
                 writer.close()
-            partial.replace(path)
+            partial.replace(place)
     except BaseException:
         if writer is not None:
             with suppress(OSError):  # of a full disk, which was the error already
                 writer.close()
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a name too long, which was the error already
+            partial.unlink()
         raise
 
 

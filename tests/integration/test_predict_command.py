@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,11 @@ def scores(folder: Path) -> pd.DataFrame:
 
 def test_unlabelled_rows_get_the_scores_of_the_evaluation(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.parquet"
+    out.symlink_to("elsewhere.parquet")  # a link stays one
     files = ["--input", "unlabelled.csv", "held_out.csv"]
     result = call(trained, "predict", "--checkpoint", "runs/r", *files, "--keep", "user", "--out", str(out))
     assert result.stdout == f"600 predictions: {out}\n"
+    assert out.is_symlink()
     found, expected = pd.read_parquet(out), scores(trained)
     assert list(found) == ["row_id", "user", "prediction", "logit"]
     assert found["row_id"].tolist() == list(range(600))
@@ -208,6 +211,9 @@ def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
             ["--input", "unlabelled.parquet", "--out", "unlabelled.parquet", "--kind", "parquet"],
             "one of the input files",
         ),
+        (["--input", "unlabelled.csv", "--out", "."], "--out: . is there and is no file; name another"),
+        (["--input", "unlabelled.csv", "--out", "fifo"], "--out: fifo is there and is no file; name another"),
+        (["--input", "unlabelled.csv", "--out", "x" * 300], "File name too long"),
         (["--input", "unlabelled.csv", "--out", "s.parquet", "--kind", "cvs"], "did you mean 'csv'?"),
         (["--input", "unlabelled.csv", "--out", "s.parquet", "--param", "delimeter=,"], "error: --param: data.params"),
         (["--input", "unlabelled.csv", "--out", "s.parquet", "--param", "delimiter"], "expected key=value"),
@@ -215,6 +221,8 @@ def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_message(trained: Path, arguments: list[str], message: str) -> None:
+    if not (trained / "fifo").exists():
+        os.mkfifo(trained / "fifo")
     result = call(trained, "predict", "--checkpoint", "runs/r", *arguments, expect=2)
     assert message in result.stderr
     assert not (trained / "s.parquet").exists()
@@ -222,8 +230,9 @@ def test_mistakes_are_one_message(trained: Path, arguments: list[str], message: 
 
 def test_a_folder_without_a_run_is_refused(trained: Path, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "s.parquet")]
-    result = call(trained, "predict", "--checkpoint", "runs", "--input", "unlabelled.csv", *out, expect=2)
-    assert "neither a run folder nor a checkpoint" in result.stderr
+    for checkpoint in ("runs", "x" * 300):
+        result = call(trained, "predict", "--checkpoint", checkpoint, "--input", "unlabelled.csv", *out, expect=2)
+        assert "neither a run folder nor a checkpoint" in result.stderr
 
 
 def test_no_rows_make_an_empty_file(trained: Path, tmp_path: Path) -> None:
