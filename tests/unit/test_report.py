@@ -242,7 +242,7 @@ def test_markdown_and_json_agree(tmp_path: Path) -> None:
         ("nowhere", "is not a folder"),
         ("empty", "holds no run"),
         ("no baseline", "there is no arm exakt; did you mean 'exact'"),
-        ("broken", "is not YAML"),
+        ("broken", r"config\.yaml: is not as a run leaves it \(.*Error: "),
         ("none ended", "no run came to its end"),
     ],
 )
