@@ -48,6 +48,7 @@ def _conclude(run: Run) -> None:
     """The result, for people."""
     from rich.console import Console
 
+    from erase_rec.checkpoint import LAST_FILE, CheckpointManager
     from erase_rec.text_table import table_console
 
     assert run.folder is not None
@@ -61,5 +62,12 @@ def _conclude(run: Run) -> None:
         console.print(
             f"irreducible NE of these held-out rows {run.bayes_ne:.4f}; the model is at {summary.eval.ne:.4f}, "
             f"{100 * (summary.eval.ne / run.bayes_ne - 1):.2f} % above it"
+        )
+    best = CheckpointManager(run.folder.checkpoints, keep=1).best()
+    if best is not None and best.name != (run.folder.checkpoints / LAST_FILE).read_text(encoding="utf-8"):
+        console.print(
+            "the table is of the last step; eval, predict and export use the best checkpoint, "
+            f"step {int(best.name.removeprefix('step_'))}",
+            soft_wrap=True,
         )
     console.print(f"summary: {run.folder.path / 'summary.json'}", soft_wrap=True)
