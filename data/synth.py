@@ -142,7 +142,7 @@ def require_space(spec: Spec, out: Path) -> None:
     Raises:
         DataError: the disk has less room than the files need.
     """
-    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.exists(folder))
     needed, free = spec.estimated_bytes(), shutil.disk_usage(there).free
     if needed > free:
         raise DataError(
@@ -161,7 +161,7 @@ def claim_folder(out: Path, *, force: bool) -> None:
     Raises:
         DataError: it is no folder, cannot be made, or holds anything and ``force`` is not set.
     """
-    if out.exists() and not out.is_dir():
+    if os.path.exists(out) and not os.path.isdir(out):  # Path's own raise where a name is too long
         raise DataError(f"--out {out}: is a file, expected a folder")
     try:
         out.mkdir(parents=True, exist_ok=True)

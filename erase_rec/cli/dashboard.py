@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def command(
     """Show NE and QPS curves, hyperparameters and final metrics, configurations and audits; Ctrl-C ends it."""
     from erase_rec.run_log import EVENT_PREFIX
 
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # Path's own raises where a name is too long
         raise UserError(f"{folder} is not a folder; train first (make demo), or name the folder of your runs")
     runs = len({path.parent for path in folder.rglob(f"{EVENT_PREFIX}*")})
     url = _start(folder, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,9 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace the configuration that is there.")] = False,
 ) -> None:
     """Write a configuration for a click log by looking at it; every choice is explained in a comment."""
-    if out.exists() and not force:
+    if os.path.isdir(out):  # Path's own raises where a name is too long
+        raise UserError(f"--out: {out} is a folder; name a file in it")
+    if os.path.exists(out) and not force:
         raise UserError(f"--out: {out} exists; name another file, or replace it with --force")
     from erase_rec.api.init_page import configuration
 
@@ -93,5 +96,8 @@ def _check(text: str, out: Path) -> None:
 
     with TemporaryDirectory(prefix="erase-rec-") as folder:
         path = Path(folder) / out.name
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:  # a name too long
+            raise UserError(f"--out: cannot write {out}: {error.strerror or error}") from error
         load_config(path, catalog=DataCatalog())

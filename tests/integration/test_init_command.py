@@ -300,3 +300,18 @@ def test_from_a_file_to_predictions_of_another_without_labels(real_data: Path, t
     found = pd.read_parquet(tmp_path / "scores.parquet")
     assert found["id"].tolist() == pd.read_csv(folder / "test.csv", dtype=str)["id"].tolist()
     assert found["prediction"].between(0, 1, inclusive="neither").all()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["init", "log.csv", "--label", "label", "--force", "--out", "."], "--out: . is a folder; name a file in it"),
+        (["init", "log.csv", "--label", "label", "--out", "x" * 300], ": File name too long"),
+        (["synth", "--rows", "5", "--out", "x" * 300], "File name too long"),
+        (["dashboard", "x" * 300], "is not a folder"),
+    ],
+)
+def test_names_that_nothing_can_have(tmp_path: Path, command: list[str], message: str) -> None:
+    (tmp_path / "log.csv").write_text("label,a\n1,x\n0,y\n1,y\n0,x\n")
+    assert message in call(tmp_path, *command, expect=2).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
