@@ -246,7 +246,7 @@ class Manifest(_Record):
         path = folder / FILE
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DataError(_absent(folder)) from None
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: not readable ({error}); prepare the data again") from error
@@ -271,6 +271,11 @@ class Manifest(_Record):
 
 
 def _absent(folder: Path) -> str:
+    if folder.is_file():
+        return (
+            f"{folder} is a file, not a folder that erase-rec prepare wrote; "
+            "to look at a click log, let erase-rec init write a configuration for it and read the comments"
+        )
     if not folder.is_dir():
         return f"data.prepared: there is no folder {str(folder)!r}; write it with: erase-rec prepare --out {folder}"
     if (folder / ".work").is_dir():

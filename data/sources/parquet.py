@@ -302,7 +302,7 @@ def _readable(file: File) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         cause = (
-            "it is no Parquet file, or was cut off; for text use data.kind: csv"
+            "it is no Parquet file, or was cut off; for text use data.kind: csv (erase-rec predict: --kind csv)"
             if "magic bytes" in str(error) or "footer" in str(error).lower()
             else "it is damaged; copy or write it again"
         )

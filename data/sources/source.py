@@ -178,11 +178,12 @@ def positions_of(wanted: Sequence[str], found: Sequence[str], file: str, hint: s
     """
     missing = [name for name in wanted if name not in found]
     if missing:
+        lacking = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
         shown = ", ".join(repr(name) for name in found[:50]) + (", ..." if len(found) > 50 else "")
         raise DataError(
             f"{file}: column {missing[0]!r} not found{nearest(missing[0], found)}"
-            + (f" ({len(missing)} columns are missing: {', '.join(map(repr, missing[:10]))})" if missing[1:] else "")
-            + f"; the file has {len(found)}: {shown}"
+            + (f" ({len(missing)} columns are missing: {lacking})" if missing[1:] else "")
+            + f"; found {len(found)}: {shown}"
             + (f". {hint}" if hint else "")
         )
     for name in wanted:

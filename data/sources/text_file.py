@@ -30,7 +30,7 @@ _HEAD_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _NOT_TEXT = {
-    b"PAR1": "is a Parquet file: use data.kind: parquet",
+    b"PAR1": "is a Parquet file: use data.kind: parquet (erase-rec predict: --kind parquet)",
     b"PK\x03\x04": "is a zip archive: unpack it first",
     b"BZh": "is bzip2-compressed: unpack it, or compress with gzip",
     b"\x28\xb5\x2f\xfd": "is zstd-compressed: unpack it, or compress with gzip",

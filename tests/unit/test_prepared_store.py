@@ -218,6 +218,9 @@ def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
         Manifest.read(tmp_path)
     with pytest.raises(DataError, match=r"there is no folder .*erase-rec prepare --out"):
         Manifest.read(tmp_path / "gone")
+    (tmp_path / "log.csv").write_text("click\n1\n")
+    with pytest.raises(DataError, match=r"log\.csv is a file, not a folder .*erase-rec init"):
+        Manifest.read(tmp_path / "log.csv")
 
 
 def test_the_page_of_a_manifest_is_whole(prepared: Path) -> None:

@@ -80,8 +80,10 @@ def test_the_index_is_ignored_and_names_are_text() -> None:
 
 def test_missing_and_repeated_columns_are_named() -> None:
     source = FrameSource(pd.DataFrame([[1, 2, 3]], columns=["click", "a", "a"]))
-    with pytest.raises(DataError, match="column 'clik' not found; did you mean 'click'"):
+    with pytest.raises(DataError, match=r"column 'clik' not found; did you mean 'click'.*found 3: 'click', 'a', 'a'$"):
         list(blocks_of(source, ["clik"]))
+    with pytest.raises(DataError, match=r"\(12 columns are missing: 'm0', .*'m9', \.\.\.\)"):
+        list(blocks_of(source, [f"m{number}" for number in range(12)]))
     with pytest.raises(DataError, match="2 columns are called 'a'"):
         list(blocks_of(source, ["a"]))
 

@@ -209,6 +209,12 @@ def test_what_is_no_parquet_file_is_named(content: bytes, tmp_path: Path) -> Non
         open_source("parquet", [str(tmp_path / "p.parquet")]).columns()
 
 
+def test_text_that_is_read_as_parquet_names_the_kind_for_text(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("click,a\n1,2\n")
+    with pytest.raises(DataError, match=r"use data\.kind: csv \(erase-rec predict: --kind csv\)"):
+        open_source("parquet", [str(tmp_path / "p.csv")]).columns()
+
+
 def test_a_damaged_page_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"a": [f"{i * i:x}" for i in range(5000)]}), path, write_page_checksum=True)

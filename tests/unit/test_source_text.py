@@ -250,7 +250,7 @@ def test_a_truncated_or_damaged_gzip_file_says_so(tmp_path: Path) -> None:
 OTHER_FORMATS = {
     "a.csv.gz": (b"a,b\n1,2\n", "not gzip but the name ends in .gz"),
     "a.csv": (gzip.compress(b"a,b\n1,2\n"), "gzip but the name does not end in .gz"),
-    "b.csv": (b"PAR1....", "kind: parquet"),
+    "b.csv": (b"PAR1....", "kind: parquet (erase-rec predict: --kind parquet)"),
     "c.csv": (b"PK\x03\x04....", "zip archive"),
     "d.csv": ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
     "e.csv": (b"\x28\xb5\x2f\xfd....", "zstd"),
