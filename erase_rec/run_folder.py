@@ -38,6 +38,7 @@ class RunFolder:
         """
         if name is not None and (Path(name).name != name or name == ".."):
             raise UserError(f"run.name: expected the name of a folder, found {name!r}; say where in run.dir")
+        parent = Path(os.path.expanduser(parent))
         run_id = name or f"{config_name}-{config_hash[:8]}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
         path = parent / run_id
         attempt = 2

@@ -18,7 +18,7 @@ from erase_rec import environment
 from erase_rec.api.assembly import ContentCatalog, Machine, build_parts, join_ranks
 from erase_rec.api.config import Config
 from erase_rec.api.introduction import introduction
-from erase_rec.callbacks import Callback, Callbacks, RunState
+from erase_rec.callbacks import Callback, CallbackError, Callbacks, RunState
 from erase_rec.checkpoint import CheckpointManager, read_state
 from erase_rec.config import schema
 from erase_rec.config.load import config_hash, dump_config, load_config
@@ -204,7 +204,17 @@ class Run:
             self.summary, self.overlap = _summarize(loop, datasets, status), loop.overlap
             if world.is_first:
                 self.summary.write(folder.path)
-            loop.callbacks.end(self.summary)
+            _tell_of_the_end(loop.callbacks, self.summary, sys.exc_info()[1])
+
+
+def _tell_of_the_end(callbacks: Callbacks, summary: Summary, raised: BaseException | None) -> None:
+    """Calls the last hooks; what they raise does not stand in for what ended the run."""
+    try:
+        callbacks.end(summary)
+    except CallbackError as error:
+        if raised is None:
+            raise
+        raised.add_note(str(error))
 
 
 def _newest_checkpoint(folder: RunFolder, config: schema.Config, world: World) -> tuple[Path | None, list[str]]:

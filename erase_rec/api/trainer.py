@@ -86,7 +86,9 @@ class Trainer:
         return trainer
 
     def fit(self) -> Summary:
-        """Trains to the end, with evaluations and checkpoints on the way. A second call trains anew, in another folder.
+        """Trains to the end, with evaluations and checkpoints on the way.
+
+        A second call trains anew, in another folder; that of a trainer from :meth:`resume` goes on once more.
 
         Returns:
             What the run came to, which is also in ``summary.json``.
@@ -96,13 +98,15 @@ class Trainer:
             CallbackError: a callback raised; the newest checkpoint is kept.
             KeyboardInterrupt: somebody interrupted; :meth:`resume` goes on.
         """
-        self._predictor = None
-        opened = build_datasets if self._train is None else self._open_frames
-        self._run = Run(opened, self._callbacks, self._progress)
-        if self._resumed is None:
-            self._run.start(self._config)
-        else:
-            self._run.resume(*self._resumed)
+        run = Run(build_datasets if self._train is None else self._open_frames, self._callbacks, self._progress)
+        try:
+            if self._resumed is None:
+                run.start(self._config)
+            else:
+                run.resume(*self._resumed)
+        finally:
+            if run.folder is not None:  # else it never began, and the one before it is the last
+                self._run, self._predictor = run, None
         return self.summary
 
     def _open_frames(self, config: schema.Config, **options: Any) -> Datasets:
@@ -116,7 +120,7 @@ class Trainer:
         Raises:
             UserError: none has begun.
         """
-        if self._run is None or self._run.folder is None:
+        if self._run is None:
             raise UserError("the trainer has no run yet; call fit() first")
         return self._run
 

@@ -251,6 +251,25 @@ def test_what_an_on_end_raises_comes_after_the_summary(config: Config, frame: pd
     assert diary.told[-1] == ("end completed", 2)
 
 
+def test_what_an_on_end_raises_does_not_stand_in_for_what_ended_the_run(config: Config, frame: pd.DataFrame) -> None:
+    class Twice(Broken):
+        def on_end(self, run: RunState, summary: Summary) -> None:
+            raise KeyError("late")
+
+    with pytest.raises(CallbackError, match=r"callback Twice\.on_log raised ZeroDivisionError") as caught:
+        Trainer(config, train=frame, callbacks=[Twice()]).fit()
+    (note,) = caught.value.__notes__
+    assert note.startswith("callback Twice.on_end raised KeyError")
+
+
+def test_a_call_that_begins_no_run_leaves_the_one_before_it(config: Config, frame: pd.DataFrame) -> None:
+    trainer = Trainer(config.override("train.steps=2", "run.name=once"), train=frame)
+    first = trainer.fit()
+    with pytest.raises(UserError, match="once"):
+        trainer.fit()
+    assert (trainer.summary, trainer.folder.name) == (first, "once")
+
+
 def test_other_rows_do_not_resume_a_run(config: Config, frame: pd.DataFrame) -> None:
     trainer = Trainer(config.override("train.steps=2"), train=frame)
     trainer.fit()
