@@ -157,7 +157,10 @@ def read_manifest(path: Path) -> Manifest:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path} is no export: {MANIFEST} cannot be read ({error.strerror})") from error
+        raise UserError(
+            f"{path} is no export: {MANIFEST} cannot be read ({error.strerror}); "
+            "write one with: erase-rec export --checkpoint RUN_FOLDER --out FOLDER"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not JSON ({error}); export the run again") from error
     if isinstance(content, dict) and content.get("format") != FORMAT:

@@ -267,5 +267,5 @@ def test_features_that_do_not_fit_their_files_are_refused(folder: Path) -> None:
 
 
 def test_not_a_folder_of_an_export(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no export: manifest.json cannot be read"):
+    with pytest.raises(UserError, match=r"is no export: manifest.json cannot be read .*; write one with: erase-rec"):
         ExportFolder.open(tmp_path)
