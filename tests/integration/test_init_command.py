@@ -141,7 +141,7 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
 
 def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from data.sources import parquet
-    from erase_rec.cli import init_facts
+    from erase_rec.api import init_facts
 
     monkeypatch.setattr(parquet, "MAX_CHUNK_ROWS", 500)
     monkeypatch.setattr(init_facts, "SAMPLE_ROWS", 1000)
