@@ -39,6 +39,10 @@ from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.program import program
 from erase_rec.throughput import StepTimer, clock_for
 
+JUDGED_ROWS = 2_000
+"""A window of fewer rows says little: there the standard error of NE is some percent."""
+JUDGED_FROM = 4
+"""A model may be no better than a constant in the first quarter of its steps."""
 METRICS = "metrics/"
 """What the names of the progressive metrics' sums start with in checkpoints."""
 BEST_METRIC = "eval.ne"
@@ -263,7 +267,9 @@ class TrainingLoop:
         self.log.scalars(step, values)
         self.progress.report(step, values)
         self.callbacks.log(values)
-        if step >= max(2 * config.optimizer.lr_schedule.warmup_steps, self.total_steps // 10):
+        window_rows = config.train.log_every_steps * self.parts.train_loader.global_batch_size
+        judged = window_rows >= JUDGED_ROWS and step >= self.total_steps // JUDGED_FROM
+        if judged and step >= 2 * config.optimizer.lr_schedule.warmup_steps:
             for sentence in health_warnings(self._judged(window)):
                 if sentence not in self._said:
                     self._said.add(sentence)

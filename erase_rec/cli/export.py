@@ -23,6 +23,7 @@ def command(
     from erase_rec.cli.exporter import export
     from erase_rec.distributed.failure import INTERRUPTED
 
+    typer.echo(f"exporting {checkpoint}: tracing takes up to a minute" + (", compiling some" if aot else ""), err=True)
     try:
         export(checkpoint, out, onnx=onnx, aot=aot, force=force, say=typer.echo)
     except KeyboardInterrupt:

@@ -98,6 +98,8 @@ def _refuse(out: Path) -> None:
         )
     if os.path.exists(out) and not os.path.isfile(out):  # a folder; a device, which a new file would take the place of
         raise UserError(f"--out: {out} is there and is no file; name another")
+    if not os.path.isdir(out.parent):
+        raise UserError(f"--out: there is no folder {out.parent}; make it, or write somewhere else")
 
 
 def _open(predictor: Predictor, paths: list[str], kind: str | None, param: list[str]) -> Source:

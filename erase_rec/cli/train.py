@@ -54,9 +54,14 @@ def _conclude(run: Run) -> None:
     assert run.folder is not None
     assert run.summary is not None
     summary = run.summary
-    for table in run.overlap.tables() if run.overlap is not None else ():
-        table_console().print(table.rich())
     console = Console()
+    if run.overlap is not None and run.overlap.overlap_share >= 0.005:
+        for table in run.overlap.tables():
+            table_console().print(table.rich())
+    elif run.overlap is not None and run.overlap.towers:
+        console.print(
+            "early backward: nothing ran beside anything here; on a GPU, or with dispatch: non_blocking, it may"
+        )
     console.print(summary.table())
     if run.bayes_ne is not None and not math.isnan(summary.eval.ne):
         console.print(

@@ -204,7 +204,7 @@ def test_unknown_values_are_remarked(trained: Path, tmp_path: Path) -> None:
     [
         (["--input", "nothing.csv", "--out", "s.parquet"], "error: file 'nothing.csv' not found"),
         (["--input", "unlabelled.csv", "--out", "s.csv"], "error: --out: predictions are written as Parquet"),
-        (["--input", "unlabelled.csv", "--out", "no/s.parquet"], "error: --out: cannot write no/s.parquet"),
+        (["--input", "unlabelled.csv", "--out", "no/s.parquet"], "error: --out: there is no folder no"),
         (["--input", "unlabelled.csv", "--out", "unlabelled.csv.parquet", "--keep", "usr"], "did you mean 'user'?"),
         (["--input", "unlabelled.csv", "--out", "s.parquet", "--keep", "logit"], "error: --keep: 'logit' is a column"),
         (
