@@ -153,7 +153,7 @@ def test_the_null_log_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_tags_of_an_evaluation() -> None:
-    result = EvalResult(0.8, 0.7, 0.4, 1.1, 0.2, 10, {"deep": {"ne": 0.9, "auc": 0.6}}, {"accuracy": 0.5})
+    result = EvalResult(0.8, 0.7, 0.4, 1.1, 0.2, 10, {"deep": {"ne": 0.9, "auc": 0.6}}, extra={"accuracy": 0.5})
     assert eval_scalars(result) == {
         "eval/ne": 0.8,
         "eval/auc": 0.7,
