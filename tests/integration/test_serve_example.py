@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import export_cases
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -319,3 +321,16 @@ def test_limits_that_would_refuse_every_large_request() -> None:
         UserError, match=r"--max-request-rows: 20 is more than may be pending \(--max-pending-rows 10\)"
     ):
         Limits(max_pending_rows=10, max_request_rows=20)
+
+
+def test_the_load_test_offers_more_than_can_be_answered(folder: Path, checkout: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, folder / "rows.parquet")
+    command = [sys.executable, str(checkout / "examples/serve/load_test.py"), "served", "rows.parquet"]
+    options = ["--out", "load.json", "--seconds", "0.5", "--clients", "2", "--max-pending-rows", "2"]
+    subprocess.run([*command, *options], cwd=folder, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    closed, *opened = json.loads((folder / "load.json").read_text())["phases"]
+    assert [phase["kind"] for phase in opened] == ["open"] * 3
+    assert set(closed["statuses"]) == {"200"}
+    assert all(set(phase["statuses"]) <= {"200", "503"} for phase in opened)
+    assert sum(opened[-1]["statuses"].values()) == int(4 * closed["answered_per_s"] * 0.5)
