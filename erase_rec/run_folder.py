@@ -136,9 +136,12 @@ class RunFolder:
         """The checkpoint that ``wanted`` means: itself, or for a run folder the best one, else the newest.
 
         Raises:
-            UserError: the run has no whole checkpoint.
+            UserError: the run has no whole checkpoint, or none of that name.
         """
         if wanted.resolve().parent == self.checkpoints.resolve():
+            if not wanted.is_dir():
+                there = ", ".join(sorted(path.name for path in self.checkpoints.glob("step_*"))) or "none"
+                raise UserError(f"{wanted}: the run has no such checkpoint; there are: {there}")
             return wanted
         manager = CheckpointManager(self.checkpoints, keep=1)
         found = manager.best() or manager.latest()[0]

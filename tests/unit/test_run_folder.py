@@ -79,3 +79,12 @@ def test_writing_the_configuration_replaces_it_whole(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         folder.write_config("a: 2")
     assert folder.config.read_text() == "a: 1"
+
+
+def test_a_checkpoint_that_is_not_there_is_told_those_that_are(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (20, 10):
+        (folder.checkpoints / f"step_{step:08d}").mkdir(parents=True)
+    assert folder.checkpoint(folder.checkpoints / "step_00000010").name == "step_00000010"
+    with pytest.raises(UserError, match=r"step_00000099: the run has no such .* are: step_00000010, step_00000020$"):
+        folder.checkpoint(folder.checkpoints / "step_00000099")
