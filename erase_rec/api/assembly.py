@@ -14,6 +14,7 @@ import typer
 
 from data.dataset import Datasets
 from data.registry import SourceCatalog
+from erase_rec.autograd_thread import wake_autograd
 from erase_rec.batch import Batch, Scores
 from erase_rec.checkpoint import CheckpointManager, load
 from erase_rec.compiled import Forward, compiled_forwards
@@ -95,6 +96,7 @@ class Machine:
         torch.set_float32_matmul_precision(precision)
         on_cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
         device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        wake_autograd(device)
         return cls(device, torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
 
     @property

@@ -10,7 +10,8 @@ Stages and streams: lookup, logit join, over-arch, aggregate backward and check 
 forward, local loss, early backward, reduction and own update on the tower's; what the tables' update needs of the ids
 alone, and the metrics' sums, beside them all. Autograd runs a node's backward on the
 stream of its forward and ends by letting the caller's current stream wait: an early backward is therefore called with
-the tower's stream current.
+the tower's stream current. In captured steps over several streams, gradients that only a block's parameters need run
+beside its backward (:mod:`erase_rec.parameter_stream`), and are joined where they are reduced or updated with.
 
 With micro-batches the lookup is still one for the whole batch; each part has leaves of its own, and its losses are
 weighted by its share of the rows, so that the sum is the gradient of the whole batch's mean loss.
@@ -18,7 +19,7 @@ weighted by its share of the rows, so that the sum is the gradient of the whole 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from erase_rec.batch import Batch
 from erase_rec.kernels.cross_entropy import cross_entropy
 from erase_rec.kernels.ordered_sum import ordered_sum
 from erase_rec.kernels.unit import unit_gradient
+from erase_rec.parameter_stream import CudaParameterStream, ParameterStream, beside
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.objective_state import ObjectiveState
@@ -102,6 +104,7 @@ class GradientProgram:
         forwards: Mapping[str, Callable[..., Any]] | None = None,
         kept: Mapping[str, Tensor] | None = None,
         mean: Mean | None = None,
+        parameter_streams: Mapping[str, ParameterStream] | None = None,
     ) -> None:
         """Binds the plan to a model.
 
@@ -117,6 +120,7 @@ class GradientProgram:
             forwards: in place of the modules of those names (a tower's, ``over_arch``), such as compiled ones.
             kept: what local objectives start from, copied; None: anew.
             mean: over the ranks, of what local objectives keep; None: there is one rank.
+            parameter_streams: by block, for its parameters' gradients; None: as the plan says.
         """
         self.model = model
         self.plan = plan
@@ -132,6 +136,9 @@ class GradientProgram:
         self._way = usual
         self.objectives = ObjectiveState(model, plan, device, kept)
         self._mean = mean
+        self._parameter_streams = (
+            _parameter_streams(plan, self.blocks, device) if parameter_streams is None else parameter_streams
+        )
         forwards = forwards or {}
         self._towers = {tower.name: forwards.get(tower.name, model.tower(tower.name)) for tower in plan.towers}
         self._run_over_arch = forwards.get(OVER_ARCH, model.over_arch)
@@ -240,9 +247,14 @@ class GradientProgram:
 
     def wait(self, block: str) -> None:
         """Lets the current stream (gloo: the host) wait for a block's reduced gradients."""
+        self._join_parameters(block)
         self.reduction.wait(block)
         if block in self._towers and self.plan.reduction == "bucket":
             self._states.advance(block, Phase.REDUCED)
+
+    def _join_parameters(self, block: str) -> None:
+        if block in self._parameter_streams:
+            self._parameter_streams[block].join()
 
     def finish(self, block: str) -> None:
         """Says that a block's parameters are updated."""
@@ -291,7 +303,8 @@ class GradientProgram:
             return output, logit
 
         last = self._is_last(state, op)
-        output, logit = self._way.graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
+        with beside(self._parameter_streams.get(tower.name)):
+            output, logit = self._way.graphs.run(op, lambda: self.reduction.call(tower.name, compute, last=last))
         assert output is not None
         assert logit is not None
         micro.leaves[tower.name], micro.outputs[tower.name], micro.logits[tower.name] = leaf, output, logit
@@ -366,7 +379,8 @@ class GradientProgram:
             logit: Tensor = self._run_over_arch(outputs, logits)
             return logit
 
-        micro.logit = self.reduction.call(OVER_ARCH, run, last=self._is_last(state, op))
+        with beside(self._parameter_streams.get(OVER_ARCH)):
+            micro.logit = self.reduction.call(OVER_ARCH, run, last=self._is_last(state, op))
         micro.loss = cross_entropy(micro.logit, micro.label)
 
     def _backward(self, state: StepState, op: Op) -> None:
@@ -397,6 +411,7 @@ class GradientProgram:
     def _reduce(self, state: StepState, op: Op) -> None:
         if op.tower is not None:
             self._states.advance(op.tower, Phase.REDUCING)
+        self._join_parameters(op.tower or OVER_ARCH)
         self.reduction.start(op.tower or OVER_ARCH)
 
     def _follow(self, state: StepState, op: Op) -> None:
@@ -458,6 +473,13 @@ def named_parameters(module: TowerBlock | OverArch, prefix: str) -> dict[str, nn
     """Parameters of a tower block or over-arch by ``prefix.<name>``."""
     assert isinstance(module, nn.Module)
     return {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def _parameter_streams(plan: Plan, blocks: Iterable[str], device: torch.device) -> dict[str, ParameterStream]:
+    """A stream a block where the plan runs its parameters' gradients beside the rest."""
+    if device.type != "cuda" or not plan.parameters_beside:
+        return {}
+    return {block: CudaParameterStream(device) for block in blocks}
 
 
 def _leaf_needs_gradient(plan: Plan, tower: TowerPlan) -> bool:

@@ -84,6 +84,7 @@ class Plan:
         high_priority: towers whose streams' kernels the device starts before those of others.
         exact_every: every so many steps nothing is cut; None: never.
         teacher_decay: share of its old value in the teacher's exponential average.
+        parameters_beside: gradients that only a block's parameters need may run beside its backward.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -99,6 +100,7 @@ class Plan:
     high_priority: tuple[str, ...] = ()
     exact_every: int | None = None
     teacher_decay: float = 0.999
+    parameters_beside: bool = False
 
     @classmethod
     def from_config(cls, config: Config, world_size: int = 1) -> Plan:
@@ -109,12 +111,23 @@ class Plan:
         assert schedule.embedding_gradient is not None
         assert schedule.optimizer is not None
         assert schedule.cuda_graph is not None
+        reduction = distributed.reduction or ("bucket" if world_size > 1 else None)
+        # Not worth its launches in a step that the host launches; DDP's hooks and sums over micro-batches read at once,
+        # and what is compiled launches by itself.
+        towers = tuple(_tower_plan(tower, schedule.early_backward) for tower in config.towers)
+        beside = (
+            schedule.cuda_graph == "step"
+            and any(tower.stream != MAIN for tower in towers)
+            and config.train.micro_batches == 1
+            and reduction in {None, "bucket"}
+            and not config.model.compile
+        )
         return cls(
-            towers=tuple(_tower_plan(tower, schedule.early_backward) for tower in config.towers),
+            towers=towers,
             embedding_gradient=schedule.embedding_gradient,
             dispatch=schedule.dispatch,
             workers=schedule.workers,
-            reduction=distributed.reduction or ("bucket" if world_size > 1 else None),
+            reduction=reduction,
             find_unused_parameters=bool(distributed.find_unused_parameters),
             optimizer=schedule.optimizer,
             micro_batches=config.train.micro_batches,
@@ -123,6 +136,7 @@ class Plan:
             high_priority=schedule.high_priority,
             exact_every=schedule.exact_every,
             teacher_decay=config.over_arch.teacher_decay,
+            parameters_beside=beside,
         )
 
     def is_exact(self, step: int) -> bool:

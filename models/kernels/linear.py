@@ -2,7 +2,8 @@
 
 PyTorch's linear layer and ReLU are two launches forward and, beside the two matrix products, four backward: the
 activation's, a reduction for the bias and a cast or a clearing here and there. Here the forward is one (the product's
-own epilogue adds the bias and applies the ReLU), and the backward has one launch beside the products.
+own epilogue adds the bias and applies the ReLU), and the backward has one launch beside the products. The product that
+only the weight needs runs beside the rest where the schedule asks for it (:mod:`erase_rec.parameter_stream`).
 
 Shapes: B rows, N input columns, O output columns.
 """
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from erase_rec.parameter_stream import current, launched
+
 WIDEST_HEAD = 1024
 """Input columns of a logit head that one program holds."""
 COLUMNS = 64
@@ -24,6 +27,12 @@ def linear(x_BN: Tensor, layer: nn.Linear, *, relu: bool = False) -> Tensor:
     """``layer(x)``, then a ReLU if asked for: [B, N] -> [B, O], bf16 on CUDA."""
     tickets = _tickets(layer, -(-layer.out_features // COLUMNS))
     result: Tensor = _linear(x_BN, layer.weight, layer.bias, tickets, relu)
+    return result
+
+
+def product(x_BN: Tensor, weight_ON: Tensor) -> Tensor:
+    """``x @ weight.T``, for a linear layer whose bias goes elsewhere: [B, N], [O, N] -> [B, O], bf16 on CUDA."""
+    result: Tensor = _linear(x_BN, weight_ON, None, None, False)
     return result
 
 
@@ -45,7 +54,7 @@ def _tickets(layer: nn.Linear, count: int) -> Tensor:
 
 
 @torch.library.custom_op("erase_rec::linear", mutates_args=())
-def _linear(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Tensor, relu: bool) -> Tensor:
+def _linear(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Tensor | None, relu: bool) -> Tensor:
     if bias_O is None:
         y_BO = torch.mm(x_BN, weight_ON.t())
         return y_BO.relu_() if relu else y_BO
@@ -55,7 +64,7 @@ def _linear(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Ten
 
 
 @_linear.register_fake
-def _(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Tensor, relu: bool) -> Tensor:
+def _(x_BN: Tensor, weight_ON: Tensor, bias_O: Tensor | None, tickets: Tensor | None, relu: bool) -> Tensor:
     return x_BN.new_empty((x_BN.shape[0], weight_ON.shape[0]))
 
 
@@ -84,9 +93,10 @@ def _(dy_BO: Tensor, tickets: Tensor) -> Tensor:
     return dy_BO.new_empty(dy_BO.shape[1])
 
 
-def _save_linear(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor, bool], output: Tensor) -> None:
+def _save_linear(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool], output: Tensor) -> None:
     x_BN, weight_ON, bias_O, tickets, ctx.relu = inputs
     ctx.has_bias = bias_O is not None
+    ctx.beside = current(weight_ON)
     ctx.save_for_backward(x_BN, weight_ON, tickets, *((output,) if ctx.relu else ()))
 
 
@@ -101,7 +111,7 @@ def _differentiate_linear(ctx: Any, dy_BO: Tensor) -> tuple[Tensor | None, ...]:
     elif wants_bias:
         dbias_O = _bias_gradient(dy_BO, tickets)
     dx_BN = torch.mm(dz_BO, weight_ON) if wants_x else None
-    dweight_ON = torch.mm(dz_BO.t(), x_BN) if wants_weight else None
+    dweight_ON = launched(ctx.beside, lambda: torch.mm(dz_BO.t(), x_BN), dz_BO, x_BN) if wants_weight else None
     return dx_BN, dweight_ON, dbias_O, None, None
 
 

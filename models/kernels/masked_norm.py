@@ -3,7 +3,8 @@
 Wang et al., "MaskNet", arXiv 2102.07619; :mod:`models.towers.masknet` has the plain form. Both operations take the bias
 of the linear layer before them, so that its gradient is summed where the layer's gradient is made instead of in a pass
 of its own. Means and deviations are computed anew in the backward, which reads the same numbers anyway. Gradients of
-parameters are summed over rows in a fixed order: partial sums a block of rows, then :func:`sum_parts`.
+parameters are summed over rows in a fixed order: partial sums a block of rows, then :func:`parts_sum`, which runs
+beside the rest where the schedule asks for it (:mod:`erase_rec.parameter_stream`).
 
 Shapes: B rows, F fields, D embedding dim, E = F * D, H width of a layer.
 """
@@ -17,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.partial_sums import empty_parts, sum_parts
+from erase_rec.parameter_stream import current, launched
+from models.kernels.partial_sums import empty_parts, parts_sum
 
 EPS = 1e-5  # as torch.nn.functional.layer_norm
 MAX_WIDTH = 4096
@@ -209,6 +211,19 @@ def _row_blocks(rows: int, block: int, most: int) -> tuple[int, int]:
     return triton.cdiv(blocks, each), each
 
 
+def _masked_norm_programs(rows: int, dim: int) -> tuple[int, int, int]:
+    """Rows of a block, programs over the rows of each field, and the blocks of each; of the backward."""
+    block = max(1, 2048 // triton.next_power_of_2(dim))
+    return block, *_row_blocks(rows, block, most=64)
+
+
+def _norm_relu_programs(rows: int, width: int) -> tuple[int, int, int]:
+    """Rows of a block, programs, and the blocks of each; of the backward."""
+    block = max(1, 4096 // triton.next_power_of_2(width))
+    # One program on each multiprocessor: the sum over programs costs more than rows one after another.
+    return block, *_row_blocks(rows, block, most=128)
+
+
 @torch.library.custom_op("erase_rec::masked_norm", mutates_args=())
 def masked_norm(mask_BE: Tensor, mask_bias_E: Tensor, emb_BE: Tensor, scale_FD: Tensor, shift_FD: Tensor) -> Tensor:
     """(mask + mask_bias) * (layer norm of each field of emb * scale + shift), [B, E]; one kernel."""
@@ -234,30 +249,29 @@ def _(mask_BE: Tensor, mask_bias_E: Tensor, emb_BE: Tensor, scale_FD: Tensor, sh
 def masked_norm_backward(
     out_grad: Tensor, mask_BE: Tensor, mask_bias_E: Tensor, emb_BE: Tensor, scale_FD: Tensor, shift_FD: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the mask, of emb, and of mask_bias, scale and shift as [3, E]; two kernels on the current stream."""
+    """Gradients of the mask and of emb, and parts of those of mask_bias, scale and shift, [P, 3, E] float32."""
     out_grad, mask_BE = out_grad.contiguous(), mask_BE.contiguous()
     scale_FD, shift_FD = scale_FD.contiguous(), shift_FD.contiguous()
     emb_BE = emb_BE if emb_BE.stride(1) == 1 else emb_BE.contiguous()
     (rows, columns), (fields, dim) = mask_BE.shape, scale_FD.shape
     mask_grad, emb_grad = torch.empty_like(mask_BE), torch.empty_like(mask_BE)
-    parameter_grads = scale_FD.new_empty((3, columns))
-    padded = triton.next_power_of_2(dim)
-    block = max(1, 2048 // padded)
-    programs, blocks = _row_blocks(rows, block, most=64)
+    block, programs, blocks = _masked_norm_programs(rows, dim)
     parts = empty_parts(programs, 3, columns, like=mask_BE)
     _masked_norm_backward[(programs, fields)](
         out_grad, mask_BE, mask_bias_E, emb_BE, scale_FD, shift_FD, mask_grad, emb_grad, parts,
-        rows, columns, emb_BE.stride(0), EPS, blocks, dim=dim, BLOCK_B=block, DIM=padded, num_warps=4,
+        rows, columns, emb_BE.stride(0), EPS, blocks,
+        dim=dim, BLOCK_B=block, DIM=triton.next_power_of_2(dim), num_warps=4,
     )  # fmt: skip
-    sum_parts(parts, parameter_grads)
-    return mask_grad, emb_grad, parameter_grads
+    return mask_grad, emb_grad, parts
 
 
 @masked_norm_backward.register_fake
 def _(
     out_grad: Tensor, mask_BE: Tensor, mask_bias_E: Tensor, emb_BE: Tensor, scale_FD: Tensor, shift_FD: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return mask_BE.new_empty(mask_BE.shape), mask_BE.new_empty(mask_BE.shape), scale_FD.new_empty((3, scale_FD.numel()))
+    programs = _masked_norm_programs(mask_BE.shape[0], scale_FD.shape[1])[1]
+    parts = empty_parts(programs, 3, scale_FD.numel(), like=mask_BE)
+    return mask_BE.new_empty(mask_BE.shape), mask_BE.new_empty(mask_BE.shape), parts
 
 
 @torch.library.custom_op("erase_rec::norm_relu", mutates_args=())
@@ -283,42 +297,49 @@ def _(x_BH: Tensor, bias_H: Tensor, scale_H: Tensor, shift_H: Tensor) -> Tensor:
 def norm_relu_backward(
     out_grad: Tensor, x_BH: Tensor, bias_H: Tensor, scale_H: Tensor, shift_H: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, and of bias, scale and shift as [3, H]; two kernels on the current stream."""
+    """Gradient of x, and parts of those of bias, scale and shift, [P, 3, H] float32; one kernel."""
     out_grad, x_BH = out_grad.contiguous(), x_BH.contiguous()
     rows, width = x_BH.shape
-    x_grad, parameter_grads = torch.empty_like(x_BH), scale_H.new_empty((3, width))
-    padded = triton.next_power_of_2(width)
-    block = max(1, 4096 // padded)
-    # One program on each multiprocessor: the sum over programs costs more than rows one after another.
-    programs, blocks = _row_blocks(rows, block, most=128)
+    x_grad = torch.empty_like(x_BH)
+    block, programs, blocks = _norm_relu_programs(rows, width)
     parts = empty_parts(programs, 3, width, like=x_BH)
     _norm_relu_backward[(programs,)](
         out_grad, x_BH, bias_H, scale_H, shift_H, x_grad, parts, rows, EPS, blocks,
-        width=width, BLOCK_B=block, WIDTH=padded, num_warps=8,
+        width=width, BLOCK_B=block, WIDTH=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
-    sum_parts(parts, parameter_grads)
-    return x_grad, parameter_grads
+    return x_grad, parts
 
 
 @norm_relu_backward.register_fake
 def _(out_grad: Tensor, x_BH: Tensor, bias_H: Tensor, scale_H: Tensor, shift_H: Tensor) -> tuple[Tensor, Tensor]:
-    return x_BH.new_empty(x_BH.shape), scale_H.new_empty((3, x_BH.shape[1]))
+    rows, width = x_BH.shape
+    return x_BH.new_empty(x_BH.shape), empty_parts(_norm_relu_programs(rows, width)[1], 3, width, like=x_BH)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _save_masked_norm(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    _, mask_bias_E, _, scale_FD, shift_FD = inputs
+    ctx.beside = current(mask_bias_E, scale_FD, shift_FD)
+    ctx.save_for_backward(*inputs)
+
+
+def _save_norm_relu(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.beside = current(*inputs[1:])
     ctx.save_for_backward(*inputs)
 
 
 def _masked_norm_gradients(ctx: Any, out_grad: Tensor) -> tuple[Tensor, ...]:
     mask_BE, mask_bias_E, emb_BE, scale_FD, shift_FD = ctx.saved_tensors
-    mask_grad, emb_grad, grads = masked_norm_backward(out_grad, mask_BE, mask_bias_E, emb_BE, scale_FD, shift_FD)
+    mask_grad, emb_grad, parts = masked_norm_backward(out_grad, mask_BE, mask_bias_E, emb_BE, scale_FD, shift_FD)
+    grads = launched(ctx.beside, lambda: parts_sum(parts, scale_FD.dtype), parts)
     return mask_grad, grads[0], emb_grad, grads[1].view_as(scale_FD), grads[2].view_as(shift_FD)
 
 
 def _norm_relu_gradients(ctx: Any, out_grad: Tensor) -> tuple[Tensor, ...]:
-    x_grad, grads = norm_relu_backward(out_grad, *ctx.saved_tensors)
+    x_BH, bias_H, scale_H, shift_H = ctx.saved_tensors
+    x_grad, parts = norm_relu_backward(out_grad, x_BH, bias_H, scale_H, shift_H)
+    grads = launched(ctx.beside, lambda: parts_sum(parts, scale_H.dtype), parts)
     return x_grad, grads[0], grads[1], grads[2]
 
 
-masked_norm.register_autograd(_masked_norm_gradients, setup_context=_save)
-norm_relu.register_autograd(_norm_relu_gradients, setup_context=_save)
+masked_norm.register_autograd(_masked_norm_gradients, setup_context=_save_masked_norm)
+norm_relu.register_autograd(_norm_relu_gradients, setup_context=_save_norm_relu)

@@ -56,6 +56,19 @@ def sum_parts(parts: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
     )
 
 
+@torch.library.custom_op("erase_rec::parts_sum", mutates_args=())
+def parts_sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of ``parts`` [P, ...] float32, [...] in ``dtype``, as :func:`sum_parts` gives it."""
+    out = parts.new_empty(parts.shape[1:], dtype=dtype)
+    sum_parts(parts, out)
+    return out
+
+
+@parts_sum.register_fake
+def _(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    return parts.new_empty(parts.shape[1:], dtype=dtype)
+
+
 def empty_parts(count: int, *shape: int, like: Tensor) -> Tensor:
     """Room for ``count`` partial results of ``shape``, float32, on the device of ``like``."""
     return torch.empty((count, *shape), dtype=torch.float32, device=like.device)

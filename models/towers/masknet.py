@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from erase_rec.config.schema import PositiveInt
 from erase_rec.config.types import ProjectedTowerParams
 from models.kernels import own_kernel_applies
-from models.kernels.linear import linear
+from models.kernels.linear import linear, product
 from models.layers import MLP
 from models.towers.tower import Tower, field_problems
 
@@ -90,8 +90,8 @@ class MaskNetTower(Tower):
         assert isinstance(to_block, nn.Linear)
         assert isinstance(norm, nn.LayerNorm)
         hidden_BX = linear(torch.cat((dense_BN.to(emb_BE.dtype), emb_BE), dim=1), to_hidden, relu=True)
-        mask_BE = nn.functional.linear(hidden_BX, to_mask.weight)
+        mask_BE = product(hidden_BX, to_mask.weight)
         masked_BE = masked_norm(mask_BE, to_mask.bias, emb_BE, self.norm_scale, self.norm_shift)
-        block_BX = nn.functional.linear(masked_BE, to_block.weight)
+        block_BX = product(masked_BE, to_block.weight)
         result: Tensor = norm_relu(block_BX, to_block.bias, norm.weight, norm.bias)
         return result
