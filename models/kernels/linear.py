@@ -2,8 +2,9 @@
 
 PyTorch's linear layer and ReLU are two launches forward and, beside the two matrix products, four backward: the
 activation's, a reduction for the bias and a cast or a clearing here and there. Here the forward is one (the product's
-own epilogue adds the bias and applies the ReLU), and the backward has one launch beside the products. The product that
-only the weight needs runs beside the rest where the schedule asks for it (:mod:`erase_rec.parameter_stream`).
+own epilogue adds the bias and applies the ReLU), and the backward has one launch beside the products. Where the
+schedule asks for it (:mod:`erase_rec.parameter_stream`), the backward does only what the layer below waits for, and the
+rest runs beside it.
 
 Shapes: B rows, N input columns, O output columns.
 """
@@ -96,7 +97,7 @@ def _(dy_BO: Tensor, tickets: Tensor) -> Tensor:
 def _save_linear(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool], output: Tensor) -> None:
     x_BN, weight_ON, bias_O, tickets, ctx.relu = inputs
     ctx.has_bias = bias_O is not None
-    ctx.beside = current(weight_ON)
+    ctx.beside = current(weight_ON, bias_O)
     ctx.save_for_backward(x_BN, weight_ON, tickets, *((output,) if ctx.relu else ()))
 
 
@@ -104,13 +105,13 @@ def _differentiate_linear(ctx: Any, dy_BO: Tensor) -> tuple[Tensor | None, ...]:
     x_BN, weight_ON, tickets, *outputs = ctx.saved_tensors
     wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     dz_BO, dbias_O = dy_BO, None
-    if ctx.relu and ctx.has_bias:
+    if ctx.relu and ctx.has_bias and ctx.beside is None:
         dz_BO, dbias_O = _relu_backward(dy_BO, outputs[0], tickets)
     elif ctx.relu:
-        dz_BO = torch.where(outputs[0] <= 0, 0.0, dy_BO)
-    elif wants_bias:
-        dbias_O = _bias_gradient(dy_BO, tickets)
+        dz_BO = torch.ops.aten.threshold_backward(dy_BO, outputs[0], 0)
     dx_BN = torch.mm(dz_BO, weight_ON) if wants_x else None
+    if wants_bias and dbias_O is None:
+        dbias_O = launched(ctx.beside, lambda: _bias_gradient(dz_BO, tickets), dz_BO)
     dweight_ON = launched(ctx.beside, lambda: torch.mm(dz_BO.t(), x_BN), dz_BO, x_BN) if wants_weight else None
     return dx_BN, dweight_ON, dbias_O, None, None
 
@@ -145,12 +146,20 @@ def _(dlogit_B: Tensor, x_BN: Tensor, weight_1N: Tensor, tickets: Tensor) -> tup
 
 
 def _save_logit(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-    x_BN, weight_1N, _, tickets = inputs
+    x_BN, weight_1N, bias_1, tickets = inputs
+    ctx.beside = current(weight_1N, bias_1)
     ctx.save_for_backward(x_BN, weight_1N, tickets)
 
 
 def _differentiate_logit(ctx: Any, dlogit_B: Tensor) -> tuple[Tensor | None, ...]:
-    return *_logit_backward(dlogit_B, *ctx.saved_tensors), None
+    if ctx.beside is None:
+        return *_logit_backward(dlogit_B, *ctx.saved_tensors), None
+    x_BN, weight_1N, tickets = ctx.saved_tensors
+    dx_BN = torch.mul(dlogit_B[:, None], weight_1N, out=torch.empty_like(x_BN))
+    _, dweight_1N, dbias_1 = launched(
+        ctx.beside, lambda: _logit_backward(dlogit_B, x_BN, weight_1N, tickets), dlogit_B, x_BN
+    )
+    return dx_BN, dweight_1N, dbias_1, None
 
 
 _logit.register_autograd(_differentiate_logit, setup_context=_save_logit)
