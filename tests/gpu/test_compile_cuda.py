@@ -22,6 +22,8 @@ ROWS = 512
 
 @pytest.mark.filterwarnings("ignore")  # Inductor warns of many things that are not ours
 def test_losses_equal_the_plain_ones_and_nothing_is_compiled_again(capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    counters.clear()
     config, plain_config = (
         load_config(
             "ctr_erase.yaml",

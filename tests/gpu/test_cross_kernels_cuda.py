@@ -147,6 +147,7 @@ def test_repeated_runs_are_bitwise_equal(build: Callable[[], Tower], emb_dim: in
         assert all(torch.equal(a, b) for a, b in zip(results(tower, inputs, 9), first, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore")  # Inductor warns of many things that are not ours
 def test_the_operations_are_registered_as_pytorch_asks() -> None:
     from models.kernels.cross import cross
     from models.kernels.masked_norm import masked_norm, norm_relu
@@ -160,6 +161,7 @@ def test_the_operations_are_registered_as_pytorch_asks() -> None:
     torch.library.opcheck(norm_relu, (leaf(30, 32), leaf(32), leaf(32), leaf(32)))
 
 
+@pytest.mark.filterwarnings("ignore")  # as above
 @pytest.mark.parametrize(("build", "emb_dim"), TOWERS)
 def test_compiled(build: Callable[[], Tower], emb_dim: int) -> None:
     tower, inputs = build(), (draw(1, 1000, 16), draw(2, 1000, emb_dim))

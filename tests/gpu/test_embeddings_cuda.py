@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -106,8 +108,6 @@ def test_repeats_bitwise(backend: str) -> None:
         assert torch.equal(weight, second.tables()[name])
 
 
-# Torch warns that the mode may miss a synchronisation.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize(
     ("backend", "kind", "single_valued"),
     [
@@ -115,17 +115,16 @@ def test_repeats_bitwise(backend: str) -> None:
         *((*case, single) for case in OWN_KINDS for single in (True, False)),
     ],
 )
-def test_a_step_never_waits_for_the_device(backend: str, kind: str, single_valued: bool) -> None:
+def test_a_step_never_waits_for_the_device(
+    backend: str, kind: str, single_valued: bool, host_never_waits: Callable[[], AbstractContextManager[None]]
+) -> None:
     """FBGEMM's way does for bags, whose padding it cuts off."""
     embeddings = build(backend, kind)
     batch, upstream = bags(0, single_valued=single_valued).to(CUDA), gradient(0).to(CUDA)
     train(embeddings, batch, upstream)  # warms up; Adam's first lookup reads its count
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with host_never_waits():
         embeddings.set_lr(0.05)
         train(embeddings, batch, upstream)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("bad", [-1, 30, 31])

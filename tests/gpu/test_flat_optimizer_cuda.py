@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import pytest
@@ -121,18 +123,14 @@ def test_a_captured_step_follows_rate_count_and_clipping(kind: Kind) -> None:
         assert torch.equal(captured[name], value), name
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_a_step_does_not_wait_for_the_device() -> None:
+def test_a_step_does_not_wait_for_the_device(host_never_waits: Callable[[], AbstractContextManager[None]]) -> None:
     named = parameters("cuda")
     optimizer = DenseOptimizer(DenseOptimizerConfig(kind="adam"), {"a": named}, dtype=torch.bfloat16)
     found = {name: value.cuda() for name, value in gradients(0).items()}
     optimizer.step("a", found, 1.0)  # compiles
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with host_never_waits():
         optimizer.set_lr(0.5)
         optimizer.step("a", found, 1.0)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

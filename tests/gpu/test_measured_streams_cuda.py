@@ -50,7 +50,7 @@ def test_streams_are_timed_without_making_the_host_wait() -> None:
 def test_a_measured_step_keeps_the_order_that_its_program_guarantees(dispatch: str) -> None:
     with ShortRun.open("ctr_erase.yaml", [*SMALL, f"schedule.dispatch={dispatch}"]) as run:
         for batch in run.batches(3):
-            run.parts.step(batch)
+            run.parts.step(batch, measure=True)
         intervals = {interval.op.key: interval for interval in run.parts.streams.intervals()}
         for key, earlier in guaranteed_order(program(run.parts.plan)).items():
             for other in earlier:

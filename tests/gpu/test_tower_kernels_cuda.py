@@ -170,6 +170,7 @@ def test_repeated_runs_give_the_same_bits(make: Callable[[], Tower]) -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore")  # Inductor warns of many things that are not ours
 @pytest.mark.parametrize(
     ("make", "operation"), [(autoint, "erase_rec.field_attention"), (interaction, "erase_rec.dot_interaction")]
 )
