@@ -57,6 +57,7 @@ class Row:
         step_ms_p90: likewise.
         step_ms_mean: likewise.
         qps_p90: rows a second over all ranks, 90th percentile over steps (the fast end).
+        turns_qps_p90: the same of each turn; the k-th turns of all arms lie side by side in time.
         qps_mean: all rows over all time.
         ratio_to: speed relative to each arm of the same batch size: [low, mid, high], 95 %, from paired turns.
         floor_ms: see :mod:`erase_rec.bench.floor`.
@@ -90,6 +91,7 @@ class Row:
     step_ms_p90: float | None = None
     step_ms_mean: float | None = None
     qps_p90: float | None = None
+    turns_qps_p90: tuple[float, ...] = ()
     qps_mean: float | None = None
     ratio_to: Mapping[str, tuple[float | None, float, float | None]] = field(default_factory=dict)
     floor_ms: float | None = None
@@ -130,6 +132,7 @@ class Row:
             step_ms_p90=p90,
             step_ms_mean=float(step_ms.mean()),
             qps_p90=rows / p10,
+            turns_qps_p90=tuple(rows / float(np.percentile(turn.step_ms, 10)) for turn in turns),
             qps_mean=rows / float(step_ms.mean()),
             data_wait_ms=wait_ms,
         )

@@ -20,6 +20,12 @@ def command(
     baseline: Annotated[
         str | None, typer.Option(help="The arm to compare with. Default: baseline, or the first of preset exact.")
     ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON of erase-rec bench: QPS is taken from its turns, by the arms' names, not from the runs."
+        ),
+    ] = None,
     timeline: Annotated[
         list[str] | None,
         typer.Option("--timeline", help="ARM=FILE: also show this chart of erase-rec timeline; give it once an arm."),
@@ -39,9 +45,10 @@ def command(
         raise UserError(
             f"--out: expected the name of an HTML file, found {out}; write --out {out.with_suffix('.html')}"
         )
-    report = analyse(collect(runs), baseline)
+    report = analyse(collect(runs), baseline, bench)
     again = ["erase-rec", "report", *map(str, runs), "--out", str(out)]
     again += ["--baseline", baseline] if baseline is not None else []
+    again += ["--bench", str(bench)] if bench is not None else []
     again += [part for chart in timeline or [] for part in ("--timeline", chart)]
     figures = [*pictures(report), *(_timeline(chart) for chart in timeline or [])]
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from erase_rec.errors import UserError, nearest
 from eval.arms import differences, shortened
 from eval.report.paper import PaperRow, paper_row
 from eval.report.records import Collected, Missing, RunRecord
+from eval.report.turns import Turns, read_turns
 from eval.statistics import Interval, t_interval
 
 _Key = TypeVar("_Key")
@@ -23,7 +25,7 @@ SeedRuns = dict[tuple[int, int], RunRecord]
 
 @dataclass(frozen=True)
 class Difference:
-    """An arm against the baseline, over pairs of the same seed and launch.
+    """An arm against the baseline, over pairs of the same seed and launch, or of turns side by side.
 
     Attributes:
         pct: mean of the pairs' differences in per cent of the baseline's value, with Student's interval.
@@ -47,7 +49,7 @@ class ArmResult:
         is_baseline: whether the others are compared with it.
         is_twin: whether its configuration is the baseline's, which makes the two an A/A pair.
         paper: the row of the paper that it stands for.
-        qps_p90: rows a second, mean over runs; None: not measured.
+        qps_p90: rows a second, mean over runs or turns; None: not measured.
         gain: QPS p90 against the baseline; None for it and where it cannot be told.
         ne: held-out NE, mean over seeds; None: not evaluated.
         ne_gap: NE against the baseline; below 0 the arm is better.
@@ -78,6 +80,8 @@ class Report:
     Attributes:
         arms: the baseline first.
         by_arm: the runs of each.
+        speeds: of each, QPS p90 of its runs, or of its turns where those were given.
+        turns: what QPS is from, where it is not from the runs.
         missing: runs that are not counted.
         remarks: what stands in the way of comparing, one sentence each.
         environment: machine, versions and commits: the distinct values that the runs recorded.
@@ -86,6 +90,8 @@ class Report:
 
     arms: tuple[ArmResult, ...]
     by_arm: Mapping[str, SeedRuns]
+    speeds: Mapping[str, Sequence[float]]
+    turns: Turns | None
     missing: tuple[Missing, ...]
     remarks: tuple[str, ...]
     environment: Mapping[str, tuple[str, ...]]
@@ -102,15 +108,16 @@ class Report:
         return next((arm for arm in self.arms if arm.is_twin), None)
 
 
-def analyse(collected: Collected, baseline: str | None) -> Report:
+def analyse(collected: Collected, baseline: str | None, bench: Path | None = None) -> Report:
     """Groups runs to arms and compares each with the baseline.
 
     Args:
         collected: at least one run.
         baseline: name of the arm; None: the one called ``baseline``, else of preset ``exact``, else the first.
+        bench: file of ``erase-rec bench`` that QPS is taken from, by the arms' names; None: from the runs.
 
     Raises:
-        UserError: no run came to its end, or there is no such arm.
+        UserError: no run came to its end, there is no such arm, or the file is not as it must be.
     """
     if not collected.runs:
         reasons = "; ".join(f"{entry.path}: {entry.reason}" for entry in collected.missing[:3])
@@ -118,17 +125,38 @@ def analyse(collected: Collected, baseline: str | None) -> Report:
     by_arm = group(collected.runs)
     base = _choose_baseline(by_arm, baseline)
     names = [base, *(name for name in by_arm if name != base)]
-    arms = [_result(name, by_arm[name], by_arm[base], is_baseline=name == base) for name in names]
+    turns = None if bench is None else read_turns(bench, _global_batch(collected.runs))
+    timed = {name: _speeds(name, base, by_arm, turns) for name in names}
+    arms = [_result(name, base, by_arm, timed) for name in names]
     twin = next((arm for arm in arms if arm.is_twin), None)
+    own_commands = tuple(
+        dict.fromkeys(run.environment["command"] for run in collected.runs if "command" in run.environment)
+    )
     return Report(
         arms=tuple(_against_twin(arm, twin) for arm in arms),
         by_arm={name: by_arm[name] for name in names},
+        speeds={name: tuple(found.values()) for name, found in timed.items()},
+        turns=turns,
         missing=collected.missing,
-        remarks=tuple(_remarks(by_arm, base)),
-        environment=_environment(collected.runs),
-        commands=collected.commands
-        or tuple(dict.fromkeys(run.environment["command"] for run in collected.runs if "command" in run.environment)),
+        remarks=(*_remarks(by_arm, base), *(_turn_remarks(names, timed, turns) if turns else ())),
+        environment=_environment(collected.runs)
+        | {key: (value,) for key, value in (turns.about if turns else {}).items()},
+        commands=(*(collected.commands or own_commands), *([turns.command] if turns else [])),
     )
+
+
+def _global_batch(runs: Sequence[RunRecord]) -> int:
+    """Rows of a step of the runs.
+
+    Raises:
+        UserError: not all have the same.
+    """
+    sizes = sorted({run.summary.throughput.global_batch_size for run in runs})
+    if len(sizes) > 1:
+        raise UserError(
+            f"--bench: the runs' global batch sizes differ ({', '.join(map(str, sizes))}); report those of one size"
+        )
+    return sizes[0]
 
 
 def group(runs: Sequence[RunRecord]) -> dict[str, SeedRuns]:
@@ -173,19 +201,36 @@ def _choose_baseline(by_arm: Mapping[str, SeedRuns], wanted: str | None) -> str:
     return next(exact, next(iter(by_arm)))
 
 
-def _result(name: str, arm: SeedRuns, base: SeedRuns, *, is_baseline: bool) -> ArmResult:
+_Timed = Mapping[str, Mapping[tuple[int, int], float]]
+"""QPS p90 of each arm, by what pairs: seed and launch, or turn."""
+
+
+def _speeds(
+    name: str, base: str, by_arm: Mapping[str, SeedRuns], turns: Turns | None
+) -> Mapping[tuple[int, int], float]:
+    if turns is None:
+        return speeds(by_arm[name])
+    twin_of = base if name != base and _is_same(by_arm[name], by_arm[base]) else None
+    return {(0, turn): qps for turn, qps in turns.of(name, is_twin_of=twin_of).items()}
+
+
+def _is_same(arm: SeedRuns, base: SeedRuns) -> bool:
+    return next(iter(arm.values())).keys == next(iter(base.values())).keys
+
+
+def _result(name: str, base_name: str, by_arm: Mapping[str, SeedRuns], timed: _Timed) -> ArmResult:
+    is_baseline, arm, base = name == base_name, by_arm[name], by_arm[base_name]
     runs = list(arm.values())
-    qps = [run.summary.throughput.qps_p90 for run in runs]
     peaks = [run.peak_memory_gib for run in runs if not math.isnan(run.peak_memory_gib)]
     return ArmResult(
         name=name,
         seeds=tuple(sorted({seed for seed, _ in arm})),
         runs=len(runs),
         is_baseline=is_baseline,
-        is_twin=not is_baseline and runs[0].keys == next(iter(base.values())).keys,
+        is_twin=not is_baseline and _is_same(arm, base),
         paper=paper_row(name, runs[0].preset, is_baseline=is_baseline),
-        qps_p90=_mean(qps),
-        gain=None if is_baseline else difference(speeds(arm), speeds(base)),
+        qps_p90=_mean(list(timed[name].values())),
+        gain=None if is_baseline else difference(timed[name], timed[base_name]),
         ne=_mean(list(entropies(arm).values())),
         ne_gap=None if is_baseline else difference(entropies(arm), _of_same_data(arm, base)),
         towers=_towers(runs),
@@ -275,6 +320,15 @@ def _environment(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
     }
     known = {key: found or ("not recorded",) for key, found in values.items()}
     return known | {key: tuple(dict.fromkeys(found)) for key, found in sizes.items()}
+
+
+def _turn_remarks(names: Sequence[str], timed: _Timed, turns: Turns) -> list[str]:
+    """Arms without turns, and why."""
+    return [
+        f"{name} has no QPS: {turns.refused.get(name, 'it is no arm')} ({turns.path})."
+        for name in names
+        if not timed[name]
+    ]
 
 
 def _remarks(by_arm: Mapping[str, SeedRuns], base: str) -> list[str]:

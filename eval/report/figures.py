@@ -184,6 +184,8 @@ def _curves(report: Report) -> Picture | None:
 
 def _speeds(report: Report) -> Picture | None:
     windows = {name: _window_speeds(arm) for name, arm in report.by_arm.items()}
+    if report.turns is not None:
+        windows = {name: list(found) for name, found in report.speeds.items()}
     shown = {name: values for name, values in windows.items() if values}
     if not shown:
         return None
@@ -200,7 +202,7 @@ def _speeds(report: Report) -> Picture | None:
     )
     look = styles(report)
     for place, name in enumerate(shown):
-        p90 = [run.summary.throughput.qps_p90 for run in report.by_arm[name].values()]
+        p90 = report.speeds[name]
         style = look[name]
         axes.plot(p90, [place] * len(p90), style.marker, color=style.color, markerfacecolor="none", markersize=7)
     axes.set_yticks(places, list(shown))
@@ -209,7 +211,10 @@ def _speeds(report: Report) -> Picture | None:
     axes.grid(axis="x", color="0.88", linewidth=0.6)
     return Picture(
         "QPS: boxes of the means of the logged windows of all runs (line: median; box: quartiles), open markers: the "
-        "90th percentile over the steps of each run.",
+        "90th percentile over the steps of each run."
+        if report.turns is None
+        else "QPS: the 90th percentile over the steps of each turn (open markers), in boxes (line: median; box: "
+        "quartiles).",
         _svg(figure, "qps"),
     )
 

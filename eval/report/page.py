@@ -103,6 +103,7 @@ def plain(report: Report, title: str, command: str) -> dict[str, Any]:
         "title": title,
         "baseline": report.baseline.name,
         "arms": [_clean(asdict(arm)) for arm in report.arms],
+        "turns": None if report.turns is None else {"file": str(report.turns.path), "qps_p90": report.speeds},
         "paper": [asdict(row) for row in PAPER_ROWS],
         "sentences": sentences(report),
         "runs": [
@@ -110,7 +111,7 @@ def plain(report: Report, title: str, command: str) -> dict[str, Any]:
                 "arm": name,
                 "seed": seed,
                 "folder": str(run.path),
-                "qps_p90": _clean(run.summary.throughput.qps_p90),
+                "qps_p90": None if report.turns is not None else _clean(run.summary.throughput.qps_p90),
                 "ne": _clean(run.summary.eval.ne),
                 "audit": run.audit,
             }

@@ -29,6 +29,12 @@ def _scope(report: Report) -> Iterator[str]:
         f"{'seed' if counts == [1] else 'seeds'} an arm; the baseline is {report.baseline.name}. Intervals are "
         "Student's at 95 %, over seeds and launches; differences are taken between runs of the same seed."
     )
+    if report.turns is not None:
+        turns = _number(max(map(len, report.speeds.values())), "turn")
+        yield (
+            f"QPS is not from these runs but from {turns} an arm in one process ({report.turns.path}), and its "
+            "differences are taken between turns that lie side by side in time."
+        )
     if report.missing:
         were = "is" if len(report.missing) == 1 else "are"
         yield f"{_number(len(report.missing), 'run')} did not come to an end and {were} left out: see below."
@@ -77,7 +83,7 @@ def _per_arm(report: Report) -> Iterator[str]:
     for arm in report.arms:
         if arm.ne is None:
             yield f"{arm.name} has no held-out NE: it was not evaluated, or its held-out rows are of one class."
-        if arm.qps_p90 is None:
+        if arm.qps_p90 is None and report.turns is None:
             yield f"{arm.name} has no QPS: it has no step after its warm-up."
         if arm.is_baseline or arm.is_twin:
             continue

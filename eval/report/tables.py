@@ -103,7 +103,7 @@ def runs(report: Report) -> TextTable:
         (
             name,
             str(seed),
-            _number(run.summary.throughput.qps_p90, ",.0f"),
+            NONE if report.turns is not None else _number(run.summary.throughput.qps_p90, ",.0f"),
             _number(run.summary.eval.ne, ".5f"),
             f"{run.summary.train.steps:,}",
             str(run.path),

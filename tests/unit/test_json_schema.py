@@ -17,7 +17,7 @@ from erase_rec.config.json_schema import json_schema
 from erase_rec.config.load import dump_config
 
 ROOT = Path(__file__).resolve().parents[2]
-APART = {ROOT / "configs/bench/arms.yaml", *ROOT.glob("configs/sweeps/*.yaml")}  # files of another kind
+APART = {*ROOT.glob("configs/bench/arms*.yaml"), *ROOT.glob("configs/sweeps/*.yaml")}  # files of another kind
 CONFIGS = sorted(set(ROOT.glob("configs/**/*.yaml")) - APART)
 FILES = {"ctr_criteo.yaml": ["data.train=x"], "ctr_avazu.yaml": ["data.train=x"], "ctr_parquet.yaml": ["data.train=x"]}
 

@@ -18,7 +18,8 @@ from eval.report.figures import band, pictures, timeline
 from eval.report.page import html, markdown, plain
 from eval.report.records import collect
 from eval.report.sentences import sentences
-from eval.report.tables import results
+from eval.report.tables import results, runs
+from eval.report.turns import read_turns
 
 T_2 = 4.302652729911275
 """Student's t with 2 degrees of freedom at 97.5 %, from a printed table (4.303)."""
@@ -96,6 +97,76 @@ def test_what_an_a_a_pair_shows_is_noise_for_the_other_arms(tmp_path: Path) -> N
     assert arm.gain is not None
     assert arm.gain.pct.excludes_zero
     assert arm.gain.verdict == "inside the noise"
+
+
+def bench_row(arm: str, speeds: tuple[float, ...], repeats: str | None = None, **more: Any) -> dict[str, Any]:
+    """A row of a file of ``erase-rec bench``, as far as a report reads it."""
+    row = {"arm": arm, "repeats": repeats, "batch": GLOBAL_BATCH, "ranks": 1, "refused": None}
+    return row | {"turns_qps_p90": speeds} | more
+
+
+def bench_file(path: Path, *rows: dict[str, Any]) -> Path:
+    about = {"device": "a GPU", "commit": "def", "date": "2026-01-02", "command": "erase-rec bench --config x.yaml"}
+    path.write_text(json.dumps(about | {"rows": rows}))
+    return path
+
+
+def test_qps_is_taken_from_turns_and_ne_from_runs(tmp_path: Path) -> None:
+    arms = {
+        "baseline": BASE,
+        "again": seeds((1.0, 2.0, 3.0)),
+        "paper_row2": FASTER,
+        "other": seeds((7.0,), preset="detached"),
+    }
+    bench = bench_file(
+        tmp_path / "bench.json",
+        bench_row("baseline", (100.0, 110.0)),
+        bench_row("baseline (A/A)", (100.0, 110.1), repeats="baseline"),
+        bench_row("paper_row2", (120.0, 132.0)),
+        bench_row("other", (), refused="no CUDA graphs here"),
+        bench_row("baseline", (5.0, 5.0), batch=2 * GLOBAL_BATCH),
+    )
+    report = analyse(collect([make_sweep(tmp_path, arms)]), None, bench)
+    base, twin, faster, other = report.arms
+    assert base.qps_p90 is not None
+    assert base.qps_p90.mid == pytest.approx(105)
+    assert faster.gain is not None
+    assert (faster.gain.pct.mid, faster.gain.pairs) == (pytest.approx(20), 2)
+    assert twin.gain is not None
+    assert twin.gain.pct.mid == pytest.approx(100 * (0.1 / 110) / 2)
+    assert faster.ne_gap is not None
+    assert faster.ne_gap.pct.mid == pytest.approx(4 / 3)
+    assert other.gain is None
+    assert said(report, "other has no QPS") == f"other has no QPS: no CUDA graphs here ({bench})."
+    assert said(report, "QPS is not from these runs but from 2 turns an arm")
+    assert {row[2] for row in runs(report).rows} == {"-"}
+    assert report.environment["QPS measured on"] == ("a GPU",)
+    assert "erase-rec bench --config x.yaml" in report.commands
+    page = plain(report, "t", "c")
+    assert page["turns"] == {
+        "file": str(bench),
+        "qps_p90": {"baseline": (100.0, 110.0), "again": (100.0, 110.1)} | {"paper_row2": (120.0, 132.0), "other": ()},
+    }
+    assert "boxes of the means" not in html(report, pictures(report), "t", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read .*bench.json: No such file"),
+        ("[", "is not what erase-rec bench --out writes"),
+        ('{"rows": []}', r"is not what erase-rec bench --out writes \(device: Field required\)"),
+        ("rows", r"no rows of the runs' global batch size, 100 \(there are: 7\); time it with .* --batch 100"),
+    ],
+)
+def test_a_file_of_turns_that_says_nothing_of_the_runs_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "bench.json"
+    if text == "rows":
+        bench_file(path, bench_row("baseline", (1.0,), batch=7))
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=f"--bench: .*{message}"):
+        read_turns(path, GLOBAL_BATCH)
 
 
 def test_one_run_an_arm_gets_no_verdict(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from erase_rec.config import dump_config, load_config
 from erase_rec.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-ARMS = ROOT / "configs/bench/arms.yaml"  # what `erase-rec bench` compares: no configuration by itself
+ARMS = set(ROOT.glob("configs/bench/arms*.yaml"))  # what `erase-rec bench` compares: no configurations
 SWEEPS = set(ROOT.glob("configs/sweeps/*.yaml"))  # many runs each: test_sweep_configs.py
-CONFIGS = sorted(set(ROOT.glob("configs/**/*.yaml")) - {ARMS} - SWEEPS)
+CONFIGS = sorted(set(ROOT.glob("configs/**/*.yaml")) - ARMS - SWEEPS)
 FILES = {"ctr_criteo.yaml": ["data.train=x"], "ctr_avazu.yaml": ["data.train=x"], "ctr_parquet.yaml": ["data.train=x"]}
 
 

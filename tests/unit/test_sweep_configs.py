@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from erase_rec.api.assembly import ContentCatalog
+from erase_rec.bench.arms import plan_arms, read_arms
 from erase_rec.config import load_config
 from erase_rec.config.schema import Config
 from erase_rec.sweep.file import ReadSweep, read_sweep
@@ -29,8 +30,8 @@ POINTS = {
     "objectives_sparrow": 180,
     "saturation": 81,
     "streams": 25,
-    "table1": 60,
-    "table1_cpu": 36,
+    "table1": 65,
+    "table1_cpu": 39,
 }
 
 
@@ -104,13 +105,14 @@ def test_table1_holds_the_paper_s_rows_their_rivals_and_an_a_a_pair(name: str) -
         "detached": "detached",
         "exact_streams": "exact_streams",
         "exact_graph": "exact",
+        "exact_streams_graph": "exact_streams",
         "erase_joint": "erase",
         "erase_own": "erase",
     }
     assert found["baseline"] == found["baseline_again"]
     assert (found["row0_blocking"].schedule.dispatch, found["row2"].schedule.dispatch) == ("blocking", "blocking")
     assert found["row0_nonblocking"].schedule.dispatch == "non_blocking"
-    assert found["exact_graph"].schedule.cuda_graph == "step"
+    assert {found[arm].schedule.cuda_graph for arm in ("exact_graph", "exact_streams_graph")} == {"step"}
     targets = {arm: {tower.loss.target for tower in found[arm].towers if tower.loss} for arm in found}
     for arm, config in found.items():
         exact = config.schedule.preset.startswith("exact")
@@ -122,6 +124,37 @@ def test_table1_holds_the_paper_s_rows_their_rivals_and_an_a_a_pair(name: str) -
 def test_table1_trains_what_the_files_of_the_rows_do(row: str) -> None:
     alone = load_config(f"table1/{row}.yaml", catalog=ContentCatalog()).config
     assert arms("table1")[row] == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "again"),
+    [
+        ("table1", "ctr_erase.yaml", {"baseline_again"}),
+        ("mnist_mlp", "proxies/mnist_mlp.yaml", {"exact_again"}),
+        ("saturation", "bench/h200.yaml", set()),
+    ],
+)
+def test_turns_time_what_the_sweep_trains(name: str, workload: str, again: set[str]) -> None:
+    """The arms of a file for ``erase-rec bench`` are the sweep's, but that they must be captured where they say so."""
+    trained = {arm.partition(" ")[0]: config for arm, config in arms(name).items()}
+    timed = read_arms(ROOT / f"configs/bench/arms_{name.removesuffix('_mlp')}.yaml")
+    assert {arm.name for arm in timed} == set(trained) - again
+    overrides = ["schedule.optimizer=per_tower"] if name == "saturation" else []
+    for each in plan_arms(workload, overrides, timed, [], catalog=ContentCatalog()):
+        assert each.config is not None, each.refusal
+        assert each.config.schedule.strict or each.config.schedule.cuda_graph == "none"
+        schedule = each.config.schedule.model_copy(update={"strict": False})
+        sections = {"schedule": schedule, "data": trained[each.arm.name].data, "train": trained[each.arm.name].train}
+        assert each.config.model_copy(update=sections) == trained[each.arm.name], each.arm.name
+
+
+def test_attention_is_timed_with_the_fused_kernel_and_without() -> None:
+    timed = read_arms(ROOT / "configs/bench/arms_transformer.yaml")
+    for each in plan_arms("proxies/transformer.yaml", [], timed, [], catalog=ContentCatalog()):
+        assert each.config is not None, each.refusal
+        assert {tower.params["fused"] for tower in each.config.towers} == {each.arm.name.endswith("fused")}
+        assert (each.config.schedule.cuda_graph == "step") == ("graph" in each.arm.name)
+        assert each.family == {"exact": "exact", "detached": "detached", "early": "early"}[each.arm.name.split("_")[0]]
 
 
 def test_streams_shares_as_many_as_it_says() -> None:
