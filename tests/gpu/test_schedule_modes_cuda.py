@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ ILLEGAL = {
     ("non_blocking", "ddp_per_tower"),
     *itertools.product(["graph", "graph_non_blocking"], ["ddp_fup", "ddp_per_tower"]),
 }
+STEPS = 30
+Plainly = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 LEGAL = [pair for pair in itertools.product(LAUNCH, REDUCTION) if pair not in ILLEGAL]
 
 
@@ -77,33 +80,45 @@ def losses(parts: Parts, batches: list[Batch], steps: int) -> torch.Tensor:
     return torch.stack(found).cpu()
 
 
+@pytest.fixture(scope="module")
+def plainly(world: World, datasets: Datasets, batches: list[Batch]) -> Plainly:
+    """What :data:`STEPS` steps of one stream give under these overrides: losses, and the dense state after them."""
+
+    @cache
+    def trained(*overrides: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        parts = build(load(*overrides), datasets, world)
+        return losses(parts, batches, STEPS), dict(parts.model.dense_state())
+
+    return trained
+
+
 @pytest.mark.parametrize("optimizer", ["end", "per_tower"])
 @pytest.mark.parametrize("target", ["own", "joint"])
 @pytest.mark.parametrize(("launch", "reduction"), LEGAL)
 def test_steps_equal_the_aggregate(  # type: ignore[no-untyped-def]
-    world, datasets, batches, launch: str, reduction: str, target: str, optimizer: str
+    world, datasets, batches, plainly: Plainly, launch: str, reduction: str, target: str, optimizer: str
 ) -> None:
-    """Thirty steps: a missing wait, a lost or doubled gradient shows in the losses of the steps that follow."""
-    base = load()
-    targets = [f"towers.{tower.name}.loss.target={target}" for tower in base.towers]
-    plain = build(load(*LAUNCH["aggregate"], *targets), datasets, world)
+    """A missing wait, a lost or doubled gradient shows in the losses of the steps that follow."""
+    targets = [f"towers.{tower.name}.loss.target={target}" for tower in load().towers]
+    expected, state = plainly(*LAUNCH["aggregate"], *targets)
     found = build(
         load(*LAUNCH[launch], *REDUCTION[reduction], *targets, f"schedule.optimizer={optimizer}"), datasets, world
     )
-    expected = losses(plain, batches, 30)
-    torch.testing.assert_close(losses(found, batches, 30), expected, rtol=2e-4, atol=2e-5)
-    for name, value in plain.model.dense_state().items():
+    torch.testing.assert_close(losses(found, batches, STEPS), expected, rtol=2e-4, atol=2e-5)
+    for name, value in state.items():
         torch.testing.assert_close(found.model.dense_state()[name], value, rtol=1e-2, atol=2e-4, msg=name)
 
 
 @pytest.mark.parametrize("optimizer", ["end", "per_tower"])
 @pytest.mark.parametrize("reduction", REDUCTION)
-def test_exact_streams_equal_one_stream(world, datasets, batches, reduction: str, optimizer: str) -> None:  # type: ignore[no-untyped-def]
+def test_exact_streams_equal_one_stream(  # type: ignore[no-untyped-def]
+    world, datasets, batches, plainly: Plainly, reduction: str, optimizer: str
+) -> None:
     """Nothing detached, one backward that autograd runs on the towers' streams."""
-    plain = build(load("schedule.preset=exact"), datasets, world)
+    expected, _ = plainly("schedule.preset=exact")
     extra = [*REDUCTION[reduction], f"schedule.optimizer={optimizer}"]
     found = build(load("schedule.preset=exact_streams", *extra), datasets, world)
-    torch.testing.assert_close(losses(found, batches, 30), losses(plain, batches, 30), rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(losses(found, batches, STEPS), expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("launch", ["graph", "graph_non_blocking"])

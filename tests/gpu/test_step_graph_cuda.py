@@ -35,6 +35,7 @@ SMALL = [
     f"train.local_batch_size={ROWS}",
     "train.device=cuda",
     "train.tf32=false",
+    "optimizer.lr_schedule.warmup_steps=10",
 ]
 EARLY = ["schedule.preset=erase", "schedule.cuda_graph=step"]
 CUDA = torch.device("cuda")
@@ -112,10 +113,10 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_replays_are_the_plain_steps(datasets, batches, way: str) -> None:  # type: ignore[no-untyped-def]
-    """Three hundred steps with warm-up and decay of both learning rates."""
+    """A hundred steps with warm-up and decay of both learning rates."""
     captured, plain = both(datasets, *WAYS[way])
-    expected = losses(plain, batches, 300)
-    torch.testing.assert_close(losses(captured, batches, 300), expected, rtol=1e-5, atol=1e-7)
+    expected = losses(plain, batches, 100)
+    torch.testing.assert_close(losses(captured, batches, 100), expected, rtol=1e-5, atol=1e-7)
     for name, value in plain.model.dense_state().items():
         torch.testing.assert_close(captured.model.dense_state()[name], value, rtol=1e-4, atol=1e-6, msg=name)
     for name, value in plain.model.embeddings.tables().items():
@@ -125,8 +126,8 @@ def test_replays_are_the_plain_steps(datasets, batches, way: str) -> None:  # ty
 
 def test_bf16_replays_are_the_plain_steps(datasets, batches) -> None:  # type: ignore[no-untyped-def]
     captured, plain = both(datasets, "train.precision=bf16")
-    expected = losses(plain, batches, 100)
-    torch.testing.assert_close(losses(captured, batches, 100), expected, rtol=1e-3, atol=1e-4)
+    expected = losses(plain, batches, 50)
+    torch.testing.assert_close(losses(captured, batches, 50), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_adam_of_the_tables_is_launched_plainly_and_says_why(datasets, batches, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -231,9 +232,11 @@ def test_measured_replays_give_norms_and_a_timeline(datasets, batches) -> None: 
 def test_no_memory_grows(datasets, batches) -> None:  # type: ignore[no-untyped-def]
     captured = build(load(*EARLY), datasets)
     losses(captured, batches, 50)
+    for batch in batches[:2]:  # either held batch has captures of its own
+        captured.step(batch, measure=True)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    for number in range(5000):
+    for number in range(2000):
         captured.step(batches[number % len(batches)], measure=number % 100 == 0)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before[0] + 2**20
