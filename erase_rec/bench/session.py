@@ -117,8 +117,11 @@ def measure(planned: Sequence[PlannedArm], workshop: Workshop, world: World, set
     try:
         for each in planned:
             row = Row.of(settings.workload, each, world.size)
+            if row.refused is not None:
+                rows.append(row)
+                continue
             twice = [row] if warm else [row, replace(row, arm=f"{row.arm} (A/A)", repeats=row.arm)]
-            for made in twice if row.refused is None else [row]:
+            for made in twice:
                 rows.append(_warmed(made, each, workshop, world, settings, warm))
         turns = take_turns([partial(arm.turn, settings.steps) for arm in warm], settings.repeats)
         means = {arm.row.arm: mean_ms(taken) for arm, taken in zip(warm, turns, strict=True)}
