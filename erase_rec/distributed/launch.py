@@ -90,6 +90,8 @@ def join_world(*, on_cuda: bool, timeout_s: float, grouped: bool) -> Iterator[Wo
     finally:
         if board is not None:
             board.close()
+        for captures in list(world.captures):
+            captures.release()
         dist.destroy_process_group()
 
 

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,14 @@ def _nothing() -> None:
     pass
 
 
+class Captures(Protocol):
+    """CUDA graphs that hold collectives."""
+
+    def release(self) -> None:
+        """Destroys them; none can be replayed any more."""
+        ...
+
+
 @dataclass
 class World:
     """This process among the ranks.
@@ -72,6 +81,8 @@ class World:
         collectives: log of what was issued.
         last_words: what the first rank does, from a thread, before another rank's failure ends the process; touches
             no device and no collective.
+        captures: what is released before the process group is destroyed: NCCL waits there, for ever, for every graph
+            that holds one of its collectives (pytorch/pytorch#115388). Held weakly.
     """
 
     rank: int = 0
@@ -80,6 +91,7 @@ class World:
     grouped: bool = False
     collectives: CollectiveLog = field(default_factory=CollectiveLog)
     last_words: Callable[[], None] = _nothing
+    captures: WeakSet[Captures] = field(default_factory=WeakSet)
 
     @property
     def is_first(self) -> bool:
