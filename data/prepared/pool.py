@@ -20,7 +20,7 @@ from data.prepared.nursery import Nursery, ended
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_PRELOAD = ("data.prepared.work", "data.prepared.budget", "data.sources.delimited", "data.sources.parquet")
+_PRELOAD = ("data.prepared.work", "data.prepared.budget", "data.sources.delimited")
 _RESULTS_A_WORKER = 4
 """Results that wait for a slow task before them."""
 

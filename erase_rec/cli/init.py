@@ -91,7 +91,7 @@ def _check(text: str, out: Path) -> None:
     """The configuration's own loader reads what was written: what it refuses is a fault of this command."""
     from tempfile import TemporaryDirectory
 
-    from erase_rec.cli.prepare import DataCatalog
+    from erase_rec.cli.data_catalog import DataCatalog
     from erase_rec.config.load import load_config
 
     with TemporaryDirectory(prefix="erase-rec-") as folder:

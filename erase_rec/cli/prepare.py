@@ -7,46 +7,24 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from erase_rec.config.catalog import Group
-from erase_rec.config.types import Params
 from erase_rec.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 LINE_S = 5.0
 """Seconds between two lines where the output is no terminal."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-class AnyParams(Params, extra="allow"):
-    """``params`` that are left to ``erase-rec train``: checking them would load torch."""
-
-
-class DataCatalog:
-    """Implements :class:`erase_rec.config.catalog.Catalog`; towers and losses are known by their names only."""
-
-    def kinds(self, group: Group) -> Sequence[str]:
-        """Names registered in ``group``, sorted."""
-        from data.registry import SourceCatalog
-        from models.registry import ModelCatalog
-
-        return SourceCatalog().kinds(group) if group == "source" else ModelCatalog().kinds(group)
-
-    def params_model(self, group: Group, kind: str) -> type[Params]:
-        """Schema of ``params`` for ``kind``."""
-        from data.registry import SourceCatalog
-
-        return SourceCatalog().params_model(group, kind) if group == "source" else AnyParams
 
 
 def command(
@@ -61,22 +39,26 @@ def command(
     """Read, split, fit and encode click logs into a folder that training reads with data.prepared=FOLDER."""
     from data.prepared.pool import open_nursery
 
-    # Before what takes long to import here: workers need it, too, and import it meanwhile.
-    with closing(open_nursery()) as nursery, PrepareProgress(Console()) as progress:
+    # Before all that takes long to import here: workers need most of it, too, and import it meanwhile.
+    with closing(open_nursery()) as nursery:
+        from rich.console import Console
+
         from data.prepared.prepare import Options, dry_run, prepare
+        from erase_rec.cli.data_catalog import DataCatalog
         from erase_rec.config.load import load_config
 
-        loaded = load_config(config, overrides or [], catalog=DataCatalog()).config
-        options = Options(workers or _cores(), read_size(memory), shlex.join(["erase-rec", *sys.argv[1:]]), force)
-        if dry:
-            dry_run(loaded, out, options, progress, nursery)
-            return
-        try:
-            manifest = prepare(loaded, out, options, progress, nursery)
-        except KeyboardInterrupt:
-            progress.close()
-            typer.echo("interrupted; what is finished is kept: run the same command again to go on", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        with PrepareProgress(Console()) as progress:
+            loaded = load_config(config, overrides or [], catalog=DataCatalog()).config
+            options = Options(workers or _cores(), read_size(memory), shlex.join(["erase-rec", *sys.argv[1:]]), force)
+            if dry:
+                dry_run(loaded, out, options, progress, nursery)
+                return
+            try:
+                manifest = prepare(loaded, out, options, progress, nursery)
+            except KeyboardInterrupt:
+                progress.close()
+                typer.echo("interrupted; what is finished is kept: run the same command again to go on", err=True)
+                raise typer.Exit(INTERRUPTED) from None
     for line in manifest.conclusion(out):
         typer.echo(line)
 
@@ -121,6 +103,8 @@ class PrepareProgress:
         self._name, self._total, self._done, self._rows = name, total, 0, 0
         self._start_s = self._shown_s = time.monotonic()
         if self._console.is_terminal:
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),

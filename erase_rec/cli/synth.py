@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
@@ -80,6 +78,9 @@ class _RowProgress:
     """A bar with rows/s and the time left on a terminal, a plain line every few seconds elsewhere."""
 
     def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         self._total, self._done = total, 0
         self._start_s = self._shown_s = time.perf_counter()
         self._bar = Progress(

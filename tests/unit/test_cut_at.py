@@ -10,7 +10,7 @@ from schedule_cases import make_batch, make_config, make_gradients, make_model, 
 from torch import nn
 
 from erase_rec.api.assembly import ContentCatalog
-from erase_rec.cli.prepare import DataCatalog
+from erase_rec.cli.data_catalog import DataCatalog
 from erase_rec.config.load import load_config
 from erase_rec.errors import ConfigError
 from erase_rec.schedule.audit import audit
