@@ -15,6 +15,7 @@ import pyarrow as pa
 from data.features.encoding import IntArray
 
 WordArray = npt.NDArray[np.uint64]
+BytesArray = npt.NDArray[np.uint8]
 
 WORD_BYTES = 8
 INLINE_BYTES = 12
@@ -23,6 +24,7 @@ VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
 FIRST_BYTES: WordArray = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], dtype=np.uint64)
 """Masks of a word's first 0 to 8 bytes."""
 _TAIL_BYTES = INLINE_BYTES - WORD_BYTES
+_HALF = np.uint64(32)
 
 
 def views_of(texts: pa.Array) -> npt.NDArray[np.void] | None:
@@ -72,37 +74,43 @@ def texts_of(words: WordArray) -> pa.Array:
 class TextViews:
     """Columns of texts that lie in one piece of text, row by row: made without a copy of the long ones."""
 
-    def __init__(self, content: npt.NDArray[np.uint8], num_columns: int, num_rows: int) -> None:
-        """Nothing is filled in yet.
+    def __init__(self, num_columns: int, num_rows: int) -> None:
+        """Nothing is filled in yet."""
+        # A view as two words: its length and the first four bytes, and the rest.
+        self._views = np.empty((num_columns, num_rows, 2), dtype="<u8")
+        self._any_outside = np.zeros(num_columns, dtype=np.bool_)
+        self._padded = np.empty(0, dtype=np.uint8)
 
-        Args:
-            content: ASCII or UTF-8, and two words of zero bytes behind it.
-            num_columns: columns.
-            num_rows: their length.
-        """
-        self._words = np.ndarray((len(content) - WORD_BYTES + 1,), dtype="<u8", buffer=content, strides=(1,))
-        self._views = np.empty((num_columns, num_rows), dtype=VIEW)
-        self._views["tail"] = 0
-        self._longest = np.zeros(num_columns, dtype=np.int64)
-
-    def add(self, first_row: int, starts: IntArray, ends: IntArray) -> None:
+    def add(self, first_row: int, position: int, content: BytesArray, starts: IntArray, ends: IntArray) -> None:
         """Fills in rows, all columns of a row at a time: their texts are neighbours.
 
         Args:
             first_row: position of the first one.
+            position: of ``content`` in all of the text.
+            content: ASCII or UTF-8.
             starts: where texts start in the content, int64 [rows, columns].
             ends: behind their ends.
         """
+        words = self._words(content)
         lengths = ends - starts
-        heads = self._words[starts]
+        longest = int(lengths.max(initial=0))
+        heads = words[starts]
         heads &= FIRST_BYTES.take(lengths, mode="clip")
+        seconds = heads >> _HALF
+        heads <<= _HALF
+        heads |= lengths.view(np.uint64)
+        if longest > WORD_BYTES:
+            further = lengths > WORD_BYTES
+            rest = words[starts[further] + WORD_BYTES]
+            rest &= FIRST_BYTES.take(np.minimum(lengths[further] - WORD_BYTES, _TAIL_BYTES))
+            seconds[further] |= rest << _HALF
+        if longest > INLINE_BYTES:
+            outside = lengths > INLINE_BYTES
+            seconds[outside] = (starts[outside] + position).view(np.uint64) << _HALF
+            self._any_outside |= outside.any(axis=0)
         rows = slice(first_row, first_row + len(lengths))
-        self._views["length"][:, rows] = lengths.T
-        self._views["head"][:, rows] = heads.T
-        longest = lengths.max(axis=0, initial=0)
-        for column in np.flatnonzero(longest > WORD_BYTES):
-            self._lengthen(self._views[column, rows], starts[:, column], lengths[:, column])
-        np.maximum(self._longest, longest, out=self._longest)
+        self._views[:, rows, 0] = heads.T
+        self._views[:, rows, 1] = seconds.T
 
     def columns(self, content: bytes) -> list[pa.StringViewArray]:
         """The columns, when all rows are filled in; long texts are those of ``content``, which is kept for them."""
@@ -110,20 +118,18 @@ class TextViews:
             pa.Array.from_buffers(
                 pa.string_view(),
                 len(views),
-                [None, pa.py_buffer(views), *([pa.py_buffer(content)] if longest > INLINE_BYTES else [])],
+                [None, pa.py_buffer(views), *([pa.py_buffer(content)] if outside else [])],
                 null_count=0,
             )
-            for views, longest in zip(self._views, self._longest.tolist(), strict=True)
+            for views, outside in zip(self._views, self._any_outside.tolist(), strict=True)
         ]
 
-    def _lengthen(self, views: npt.NDArray[np.void], starts: IntArray, lengths: IntArray) -> None:
-        """Completes the views of texts that are longer than a word."""
-        further = np.flatnonzero(lengths > WORD_BYTES)
-        rest = self._words[starts[further] + WORD_BYTES]
-        views["tail"][further] = rest & FIRST_BYTES.take(np.minimum(lengths[further] - WORD_BYTES, _TAIL_BYTES))
-        outside = np.flatnonzero(lengths > INLINE_BYTES)
-        views["head"][outside] &= FIRST_BYTES[_TAIL_BYTES]
-        views["tail"][outside] = starts[outside]
+    def _words(self, content: BytesArray) -> WordArray:
+        """The eight bytes from each byte of ``content`` on, and from the eight behind it: indexing copies only some."""
+        if len(self._padded) < len(content) + 2 * WORD_BYTES:
+            self._padded = np.zeros(len(content) + 2 * WORD_BYTES, dtype=np.uint8)
+        self._padded[: len(content)] = content
+        return np.ndarray((len(content) + WORD_BYTES + 1,), dtype="<u8", buffer=self._padded, strides=(1,))
 
 
 def _plain_words(texts: pa.Array) -> tuple[WordArray, npt.NDArray[np.int32 | np.int64]] | None:

@@ -75,10 +75,12 @@ def transform(values: FloatArray, config: DenseFeatureConfig, standard: Standard
     Returns:
         Finite float32 [n].
     """
-    raw = np.clip(np.where(np.isnan(values), config.fill, values), -LARGEST, LARGEST)
+    raw = np.where(np.isnan(values), config.fill, values)
+    np.clip(raw, -LARGEST, LARGEST, out=raw)
     match config.transform:
         case "log":
-            result = np.copysign(np.log1p(np.abs(raw)), raw)
+            result = np.abs(raw)
+            np.copysign(np.log1p(result, out=result), raw, out=result)
         case "standardize":
             with np.errstate(over="ignore"):
                 result = np.clip((raw - standard.mean) / standard.std, -LARGEST, LARGEST)

@@ -88,10 +88,14 @@ class TextChunk:
         positions = self.layout.positions_of(columns, self.file.name)
         refuse_faulty(columns, self.faults)
         parser = LineParser(self.layout.dialect, self.layout.names, positions)
-        first_row = self.stretch.first_row
+        first_row, content = self.stretch.first_row, self._content()
+        plain = parser.plain_rows(content)
+        if plain is not None:
+            yield self._block([plain], [np.arange(first_row, first_row + plain.num_rows, dtype=np.int64)])
+            return
         tables: list[pa.Table] = []
         numbers: list[IntArray] = []
-        for run, is_last in _runs(self._content()):
+        for run, is_last in _runs(content):
             table = parser.rows(run)
             if table is not None:
                 numbers.append(np.arange(first_row, first_row + table.num_rows, dtype=np.int64))
