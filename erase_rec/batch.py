@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -61,12 +61,16 @@ class Batch:
         sparse: the bags of the F sparse features.
         label: float32 [B], 0 or 1.
         row_ids: int64 [B] on the host, the rows' positions in their split: names rows in messages.
+        arrived: of a batch on a CUDA device: after this event its tensors hold their content, and nobody writes to them
+            any more, so that another stream than the main one can read them ahead of the main stream's work. None:
+            after what the current stream was given so far. Whoever replaces a tensor sets None.
     """
 
     dense: Tensor
     sparse: SparseBatch
     label: Tensor
     row_ids: Tensor
+    arrived: torch.cuda.Event | None = None
 
     @property
     def size(self) -> int:
@@ -81,6 +85,12 @@ class Batch:
             self.label.to(device, non_blocking=non_blocking),
             self.row_ids,
         )
+
+    def arriving(self, stream: torch.cuda.Stream) -> Batch:
+        """The same, with :attr:`arrived` after what ``stream`` was given so far."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return replace(self, arrived=event)
 
     def pin_memory(self) -> Batch:
         """Copies to page-locked host memory."""

@@ -41,7 +41,9 @@ class CudaCopies:
 
     The batches lie in memory that the allocator keeps for the copy stream: freed by the host, it is used again only by
     a later copy, and that one waits for all that the main stream was given before it. So no copy overwrites a batch
-    that a step may still read, and ``record_stream`` (which strands memory) is not needed.
+    that a step may still read, and ``record_stream`` (which strands memory) is not needed. That holds for a step that
+    reads its batch on another stream too, as soon as the batch has arrived, if it makes the main stream wait for that
+    before it returns: the host frees a batch after its step was issued, so that a later copy waits for that reader.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,15 +51,17 @@ class CudaCopies:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pieces = Pieces(device)
+        self._newest: torch.cuda.Event | None = None
 
     def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         """See :meth:`Copies.begin`. From page-locked memory, which stays reserved until the copy is done."""
-        if self._pieces.hold(batch):
-            return self._pieces.batch(batch), None
+        if self._pieces.hold(batch):  # copies are done in order: after the newest, all pieces are there
+            return replace(self._pieces.batch(batch), arrived=self._newest), None
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            moved = self._pieces.batch(batch)
-        return moved, self._stream.record_event()
+            moved = self._pieces.batch(batch).arriving(self._stream)
+        self._newest = moved.arrived
+        return moved, moved.arrived
 
     def use(self, copied: torch.cuda.Event | None) -> None:
         """See :meth:`Copies.use`."""

@@ -38,6 +38,7 @@ from erase_rec.schedule.measured_streams import MeasuredStreams
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.reduction.build import make_reduction
 from erase_rec.schedule.reduction.reduction import Blocks
+from erase_rec.schedule.replays import CudaReplays
 from erase_rec.schedule.step import DENSE_BLOCK, ScheduledStep
 from erase_rec.schedule.step_graphs import StepGraphs
 from erase_rec.schedule.streams import make_streams
@@ -257,7 +258,9 @@ def build_parts(
         graphs = None
         if plan.cuda_graph == "step" and machine.device.type == "cuda":
             strict = config.schedule.strict
-            graphs = StepGraphs(machine.device, streams, embeddings, world.collectives, strict=strict)
+            replays = CudaReplays(machine.device)
+            world.captures.add(replays)
+            graphs = StepGraphs(replays, streams, embeddings, world.collectives, strict=strict)
         max_norm = config.optimizer.dense.max_grad_norm
         return ScheduledStep(gradients, optimizer, guard, max_norm, metrics=metrics, graphs=graphs), streams
 

@@ -50,7 +50,10 @@ class RandomRows:
     def batches(self, size: int, count: int, device: torch.device) -> list[Batch]:
         """``count`` different batches of ``size`` rows, on ``device``."""
         popularity = {rows: _Popularity(rows, self.exponent, self.seed) for rows in set(self.table_rows.values())}
-        return [self._batch(size, number, popularity).to(device) for number in range(count)]
+        batches = [self._batch(size, number, popularity).to(device) for number in range(count)]
+        if device.type != "cuda":
+            return batches
+        return [batch.arriving(torch.cuda.current_stream(device)) for batch in batches]
 
     def _batch(self, size: int, number: int, popularity: Mapping[int, _Popularity]) -> Batch:
         rng = np.random.default_rng([self.seed, size, number])

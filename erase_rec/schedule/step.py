@@ -14,7 +14,7 @@ from erase_rec.protocols import ProgressiveMetrics
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import MAIN_LOSS
 from erase_rec.schedule.program import Op
-from erase_rec.schedule.step_graphs import StepGraphs
+from erase_rec.schedule.step_graphs import StepGraphs, aligned
 from erase_rec.schedule.step_state import StepState
 
 DENSE_BLOCK = "dense"
@@ -68,25 +68,37 @@ class ScheduledStep:
         self._guard.poll()  # on CUDA the host waits here; before any work and any collective of this step
         if self._graphs is None:
             output = self._launch(batch, measure, exact)
-        else:
-            output = self._graphs.run(batch, measure, exact, self._launch)
-        if self.device().type == "cuda":
-            self._look_at(output, batch)
+            if self.device().type == "cuda":
+                self._look_at(output, batch)
+            return output
+        output, done = self._graphs.run(batch, measure, exact, self._launch)
+        self._graphs.keep_until(self._look_at(output, batch, done))
         return output
 
     def kept(self) -> dict[str, Tensor]:
         """See :class:`erase_rec.protocols.TrainStep`."""
         return self._gradients.objectives.tensors()
 
-    def _look_at(self, output: StepOutput, batch: Batch) -> None:
-        self._guard.check(output.finite, (MAIN_LOSS, *output.local_losses), batch.row_ids)
+    def _look_at(
+        self, output: StepOutput, batch: Batch, done: torch.cuda.Event | None = None
+    ) -> torch.cuda.Event | None:
+        return self._guard.check(output.finite, (MAIN_LOSS, *output.local_losses), batch.row_ids, done)
 
-    def _launch(self, batch: Batch, measure: bool, exact: bool) -> StepOutput:
-        """Launches the whole step; on CUDA without synchronising the host, so that it can be captured."""
+    def _launch(self, batch: Batch, measure: bool, exact: bool, flags: Tensor | None = None) -> StepOutput:
+        """Launches the whole step; on CUDA without synchronising the host, so that it can be captured.
+
+        Args:
+            batch: what it learns from.
+            measure: give gradient norms, and time the operations.
+            exact: nothing is cut.
+            flags: bool, where ``finite`` of the output is to be; None: anywhere.
+        """
         norms: dict[str, Tensor] = {}
+        if self._graphs is not None:
+            batch = aligned(batch)
 
         def check(state: StepState, op: Op) -> None:
-            state.output = _output(state, norms)
+            state.output = _output(state, norms, flags)
             if self.device().type != "cuda":
                 self._look_at(state.output, batch)
 
@@ -122,14 +134,14 @@ class ScheduledStep:
         return {name: self._gradients.reduction.gradient(block, name) for name in self._gradients.blocks[block]}
 
 
-def _output(state: StepState, norms: Mapping[str, Tensor]) -> StepOutput:
+def _output(state: StepState, norms: Mapping[str, Tensor], flags: Tensor | None) -> StepOutput:
     """What the step gives; ``norms`` is filled by later operations."""
     loss, local_losses = state.loss().detach(), state.local_losses()
     return StepOutput(
         logit=state.logit().detach(),
         tower_logits={name: state.tower_logit(name).detach() for name in state.micros[0].logits},
         loss=loss,
-        finite=all_finite([loss, *local_losses.values()]),
+        finite=all_finite([loss, *local_losses.values()], flags),
         local_losses={name: each.detach() for name, each in local_losses.items()},
         grad_norms=norms,
     )

@@ -5,6 +5,9 @@ metrics are captured once and replayed with one launch. What a replay reads has 
 :class:`HeldBatch`; learning rates and step counts are numbers on the device. Host numbers that a capture freezes
 (those of a table optimizer that has them) are compared before each replay.
 
+There are two held batches, each with captures of its own, used in turn. So the copy of a batch runs beside the step
+before it, once the batch has arrived and the step before that one, the last to read the same held batch, is done.
+
 What cannot be replayed is launched operation by operation, with the same result: batches of another number of rows,
 and steps whose frozen numbers change from step to step. Each cause is said once, or ends the run (``strict``).
 """
@@ -12,28 +15,41 @@ and steps whose frozen numbers change from step to step. Each cause is said once
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from erase_rec.batch import Batch, StepOutput
 from erase_rec.distributed.collective_log import Collective, CollectiveLog
 from erase_rec.errors import UserError
 from erase_rec.protocols import Embeddings
 from erase_rec.schedule.measured_streams import MeasuredStreams, Measurement
+from erase_rec.schedule.replays import Replays
 
 WARM_UP_STEPS = 3
 """Steps of one number of rows before it is captured: kernels are compiled and libraries set themselves up."""
 DENSE_ALIGNMENT = 8
-"""Dense columns are held with zero columns up to a multiple of it, which towers would have to add by themselves."""
+"""Dense columns come with zero columns up to a multiple of it, which towers would have to add by themselves."""
 SPARE_IDS = 1.25
 """Room for ids in a batch of bags, relative to the most that a batch has had."""
 
-Launch = Callable[[Batch, bool, bool], StepOutput]
-"""(batch, measure, exact) -> output; synchronises no host."""
+SLOTS = 2
+"""Held batches: one is read while the other is filled."""
+
+Launch = Callable[[Batch, bool, bool, Tensor | None], StepOutput]
+"""(batch, measure, exact, where the output's ``finite`` is to be or None) -> output; synchronises no host."""
 logger = logging.getLogger(__name__)
+
+
+def aligned(batch: Batch) -> Batch:
+    """``batch`` with as many dense columns as a capture of it has: what was compiled for one step fits the other."""
+    missing = -batch.dense.shape[1] % DENSE_ALIGNMENT
+    return replace(batch, dense=pad(batch.dense, (0, missing))) if missing else batch
 
 
 class HeldBatch:
@@ -85,21 +101,39 @@ class HeldBatch:
 
 @dataclass(frozen=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     output: StepOutput
     collectives: list[Collective]
     measured: Measurement | None
 
 
-class StepGraphs:
-    """Graphs of one number of rows, one of plain steps and one of measured ones, of each kind of step that comes up.
+@dataclass
+class _Slot:
+    """A held batch and the captures that read it.
 
-    All share a memory pool: they are replayed one after the other on one stream.
+    Attributes:
+        held: what they read.
+        flags: bool [losses at most], where they say which losses are finite. Apart from their other outputs, which
+            the replay of another slot may overwrite: these are read beside it.
+        free: event after which nobody reads ``held`` or ``flags``.
+        captured: of each kind of step (measured, exact) that came up.
+    """
+
+    held: HeldBatch
+    flags: Tensor
+    free: Any
+    captured: dict[tuple[bool, bool], _Captured] = field(default_factory=dict)
+
+
+class StepGraphs:
+    """Graphs of one number of rows: one a held batch of each kind of step, captured when it first comes up there.
+
+    All share a memory pool: they are replayed one after the other on one stream. What each capture cost is logged.
     """
 
     def __init__(
         self,
-        device: torch.device,
+        replays: Replays,
         streams: MeasuredStreams,
         embeddings: Embeddings,
         collectives: CollectiveLog,
@@ -109,55 +143,84 @@ class StepGraphs:
         """Captures nothing yet.
 
         Args:
-            device: a CUDA device.
+            replays: of the device.
             streams: that the step runs on.
             embeddings: which may read numbers of the host that a capture freezes, or not be captured at all.
             collectives: log of what ranks ask of each other.
             strict: a step that cannot be replayed after the first :data:`WARM_UP_STEPS` raises instead.
         """
+        self._replays = replays
         self._streams = streams
         self._embeddings = embeddings
         self._collectives = collectives
         self._strict = strict
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # the default stream cannot capture
         self._seen: dict[int, int] = {}
-        self._most_ids = 0
-        self._held: HeldBatch | None = None
+        self._most_ids = self._most_losses = 0
+        self._slots: list[_Slot] = []
+        self._newest: _Slot | None = None
+        self._turn = 0
         self._frozen: tuple[float, ...] = ()
         self._before: tuple[float, ...] = ()
-        self._captured: dict[tuple[bool, bool], _Captured] = {}
         self._said: set[str] = set()
-        self._pool: Any = None
 
-    def run(self, batch: Batch, measure: bool, exact: bool, launch: Launch) -> StepOutput:
+    def run(self, batch: Batch, measure: bool, exact: bool, launch: Launch) -> tuple[StepOutput, Any]:
         """The step of ``batch``, replayed where that is possible; ``exact``: one in which nothing is cut.
+
+        Returns:
+            Its output, and of a replay the event of its end, else None. What a replay put out is valid until the next
+            step; its ``finite`` until the step after that, and until the event that :meth:`keep_until` is given.
 
         Raises:
             UserError: it cannot be replayed, under ``strict``.
         """
         scalars, before = self._embeddings.frozen_scalars(), self._before
         self._before = scalars
+        if not self._is_replayed(batch, settled=scalars == before):
+            self._newest = None
+            output = launch(batch, measure, exact, None)
+            self._most_losses = 1 + len(output.tower_logits)
+            return output, None
+        if not self._slots or not self._slots[0].held.takes(batch) or scalars != self._frozen:
+            self._hold(batch, scalars)
+        slot = self._newest = self._slots[self._turn]
+        self._turn = (self._turn + 1) % SLOTS
+        self._replays.copy(lambda: slot.held.fill(batch), after=(batch.arrived, slot.free))
+        if (measure, exact) not in slot.captured:
+            slot.captured[measure, exact] = self._capture(slot, measure, exact, launch)
+        captured = slot.captured[measure, exact]
+        captured.replay()
+        slot.free = self._replays.mark()
+        self._collectives.repeat(captured.collectives)
+        if captured.measured is not None:
+            self._streams.measured = captured.measured
+        return captured.output, slot.free
+
+    def keep_until(self, read: Any) -> None:
+        """Of the step that was run last, ``finite`` stays until that event, which comes after the step's end."""
+        if self._newest is not None:
+            self._newest.free = read
+
+    def _is_replayed(self, batch: Batch, *, settled: bool) -> bool:
+        """Whether a step is; where it could not be for a reason worth saying, says it.
+
+        Args:
+            batch: its batch.
+            settled: frozen numbers are those of the step before.
+        """
         seen = self._seen[batch.size] = self._seen.get(batch.size, 0) + 1
-        if self._held is None or batch.size == self._held.batch.size:
+        if not self._slots or batch.size == self._slots[0].held.batch.size:
             self._most_ids = max(self._most_ids, batch.sparse.values.numel())
-        if self._held is None and seen <= WARM_UP_STEPS:
-            return launch(batch, measure, exact)
-        cause = self._cannot(batch, settled=scalars == before)
+        if not self._slots and seen <= WARM_UP_STEPS:
+            return False
+        cause = self._cannot(batch, settled=settled)
         if cause is not None:
             self._say(cause)
-            return launch(batch, measure, exact)
-        if self._held is None or not self._held.takes(batch) or scalars != self._frozen:
-            self._hold(batch, scalars)
-        assert self._held is not None
-        self._held.fill(batch)
-        if (measure, exact) not in self._captured:
-            self._capture(self._held, exact, launch)
-        return self._replay(measure, exact)
+        return cause is None
 
     def _cannot(self, batch: Batch, *, settled: bool) -> str | None:
         """Why a step cannot be replayed."""
-        if self._held is not None and batch.size != self._held.batch.size:
-            return f"batches of {batch.size} rows, where the captured step has {self._held.batch.size}"
+        if self._slots and batch.size != self._slots[0].held.batch.size:
+            return f"batches of {batch.size} rows, where the captured step has {self._slots[0].held.batch.size}"
         problem = self._embeddings.capture_problem(batch.sparse)
         if problem is not None:
             return problem
@@ -179,28 +242,20 @@ class StepGraphs:
         """Starts anew, with addresses for batches like this one."""
         bags = not batch.sparse.single_valued
         room = int(self._most_ids * SPARE_IDS) if bags else self._most_ids
-        self._captured.clear()  # frees the pool of the capture before
-        self._held = HeldBatch(batch, room)
-        self._frozen, self._pool = scalars, None
+        self._slots.clear()  # frees the pool of the captures before
+        self._newest = None
+        self._replays.forget()
+        for _ in range(SLOTS):
+            flags = batch.label.new_empty(self._most_losses, dtype=torch.bool)
+            held = HeldBatch(batch, room)
+            self._slots.append(_Slot(held, flags, free=self._replays.mark()))
+        self._frozen, self._turn = scalars, 0
 
-    def _capture(self, held: HeldBatch, exact: bool, launch: Launch) -> None:
-        """Captures the plain and the measured step of a kind."""
-        for measure in (False, True):
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: the loader's threads go on to use the device's allocator meanwhile.
-            with (
-                self._collectives.capturing() as collectives,
-                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-            ):
-                output = launch(held.batch, measure, exact)
-            self._pool = graph.pool()
-            measured = replace(self._streams.measured, start_s=None) if measure else None
-            self._captured[measure, exact] = _Captured(graph, output, collectives, measured)
-
-    def _replay(self, measure: bool, exact: bool) -> StepOutput:
-        captured = self._captured[measure, exact]
-        captured.graph.replay()
-        self._collectives.repeat(captured.collectives)
-        if captured.measured is not None:
-            self._streams.measured = captured.measured
-        return captured.output
+    def _capture(self, slot: _Slot, measure: bool, exact: bool, launch: Launch) -> _Captured:
+        start_s = time.perf_counter()
+        with self._collectives.capturing() as collectives:
+            replay, output = self._replays.capture(lambda: launch(slot.held.batch, measure, exact, slot.flags))
+        kind = f"{'measured' if measure else 'plain'} step{' that cuts nothing' if exact else ''}"
+        logger.info("schedule.cuda_graph: step: captured a %s in %.2f s", kind, time.perf_counter() - start_s)
+        measured = replace(self._streams.measured, start_s=None) if measure else None
+        return _Captured(replay, output, collectives, measured)
