@@ -9,9 +9,14 @@ import pytest
 import torch
 from schedule_cases import CPU, assert_same, make_batch, make_config, make_model, tower
 
+from erase_rec.batch import Batch, StepOutput
 from erase_rec.compiled import compiled_forwards
+from erase_rec.dense_optimizer import DenseOptimizer
+from erase_rec.finite import FiniteGuard
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import OVER_ARCH, Plan
+from erase_rec.schedule.step import ScheduledStep
+from erase_rec.schedule.step_graphs import HeldBatch, Launch
 from erase_rec.schedule.streams import NullStreams
 from models.ctr_model import build_local_losses
 
@@ -61,3 +66,37 @@ def test_full_batches_are_compiled_from_the_second_on_and_others_run_plainly(
         assert_same(program.gradients(batch).parameters, plain.gradients(batch).parameters, 0)
     assert sorted(calls) == sorted(2 * expected)
     assert said == [f"model.compile: compiled {3 * micro_batches} blocks in 0 s"]
+
+
+class LaunchedTwice:
+    """In the place of graphs: a step in its warm-up, then as a capture sees it."""
+
+    def run(self, batch: Batch, measure: bool, exact: bool, launch: Launch) -> tuple[StepOutput, None]:
+        held = HeldBatch(batch, batch.sparse.values.numel())
+        held.fill(batch)
+        launch(batch, measure, exact, None)
+        return launch(held.batch, measure, exact, None), None
+
+    def keep_until(self, read: Any) -> None:
+        pass
+
+
+def test_a_capture_shows_towers_the_shapes_of_the_steps_before_it() -> None:
+    """Otherwise it would be compiled again in the middle of a capture."""
+    shapes: dict[str, set[tuple[int, ...]]] = {"deep": set(), "dot": set()}
+
+    def watched(name: str, module: Callable[..., Any]) -> Callable[..., Any]:
+        def run(dense: torch.Tensor, *inputs: Any) -> Any:
+            shapes[name].add(tuple(dense.shape))
+            return module(dense, *inputs)
+
+        return run
+
+    model, plan = make_model(CONFIG), Plan.from_config(CONFIG)
+    forwards = {name: watched(name, model.tower(name)) for name in shapes}
+    losses = build_local_losses(CONFIG)
+    program = GradientProgram(model, plan, losses, NullStreams(), device=CPU, forwards=forwards)
+    optimizer = DenseOptimizer(CONFIG.optimizer.dense, program.blocks)
+    graphs: Any = LaunchedTwice()
+    ScheduledStep(program, optimizer, FiniteGuard(lambda ids: []), graphs=graphs)(make_batch(1, 9))
+    assert shapes == {"deep": {(9, 8)}, "dot": {(9, 8)}}
