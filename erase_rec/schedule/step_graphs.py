@@ -32,7 +32,8 @@ from erase_rec.schedule.measured_streams import MeasuredStreams, Measurement
 from erase_rec.schedule.replays import Replays
 
 WARM_UP_STEPS = 3
-"""Steps of one number of rows before it is captured: kernels are compiled and libraries set themselves up."""
+"""Steps of one number of rows, and as many that cut nothing, before they are captured: kernels are compiled (whole
+blocks under ``model.compile``, which copies what no capture may) and libraries set themselves up."""
 DENSE_ALIGNMENT = 8
 """Dense columns come with zero columns up to a multiple of it, which towers would have to add by themselves."""
 SPARE_IDS = 1.25
@@ -154,7 +155,7 @@ class StepGraphs:
         self._embeddings = embeddings
         self._collectives = collectives
         self._strict = strict
-        self._seen: dict[int, int] = {}
+        self._seen: dict[tuple[int, bool], int] = {}
         self._most_ids = self._most_losses = 0
         self._slots: list[_Slot] = []
         self._newest: _Slot | None = None
@@ -175,7 +176,7 @@ class StepGraphs:
         """
         scalars, before = self._embeddings.frozen_scalars(), self._before
         self._before = scalars
-        if not self._is_replayed(batch, settled=scalars == before):
+        if not self._is_replayed(batch, exact, settled=scalars == before):
             self._newest = None
             output = launch(batch, measure, exact, None)
             self._most_losses = 1 + len(output.tower_logits)
@@ -200,18 +201,19 @@ class StepGraphs:
         if self._newest is not None:
             self._newest.free = read
 
-    def _is_replayed(self, batch: Batch, *, settled: bool) -> bool:
+    def _is_replayed(self, batch: Batch, exact: bool, *, settled: bool) -> bool:
         """Whether a step is; where it could not be for a reason worth saying, says it.
 
         Args:
             batch: its batch.
+            exact: nothing is cut.
             settled: frozen numbers are those of the step before.
         """
-        seen = self._seen[batch.size] = self._seen.get(batch.size, 0) + 1
+        seen = self._seen[batch.size, exact] = self._seen.get((batch.size, exact), 0) + 1
         if not self._slots or batch.size == self._slots[0].held.batch.size:
             self._most_ids = max(self._most_ids, batch.sparse.values.numel())
-        if not self._slots and seen <= WARM_UP_STEPS:
-            return False
+            if seen <= WARM_UP_STEPS:
+                return False
         cause = self._cannot(batch, settled=settled)
         if cause is not None:
             self._say(cause)

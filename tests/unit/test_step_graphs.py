@@ -282,15 +282,26 @@ def test_a_kind_of_step_is_captured_where_it_comes_up(caplog: pytest.LogCaptureF
     kinds = [(False, False)] * (WARM_UP_STEPS + 1) + [(True, False), (False, False), (False, True), (True, False)]
     captured = []
     with caplog.at_level(logging.INFO):
-        for number, (measure, exact) in enumerate(kinds * 2):
+        for number, (measure, exact) in enumerate([(False, True)] * WARM_UP_STEPS + kinds * 2):
             trainer.step(number, make_batch(number), measure=measure, exact=exact)
             captured.append(len(device.captures))
-    # Replays begin with the fourth step and alternate between two held batches.
-    assert captured == [0, 0, 0, 1, 2, 2, 3, 4, *[5] * 8]
+    # Replays begin with the fourth step of a kind and alternate between two held batches.
+    assert captured == [0, 0, 0, *[0] * WARM_UP_STEPS, 1, 2, 2, 3, 4, *[5] * 8]
     said = [record.message for record in caplog.records]
     assert "captured a plain step in" in said[0]
     assert "captured a measured step in" in said[1]
     assert any("captured a plain step that cuts nothing in" in each for each in said)
+
+
+def test_steps_that_cut_nothing_warm_up_too() -> None:
+    device = Device()
+    trainer = Trainer(device)
+    kinds = [False] * (WARM_UP_STEPS + 2) + [True] * (WARM_UP_STEPS + 2)
+    for number, exact in enumerate(kinds):
+        trainer.step(number, make_batch(number), exact=exact)
+    assert trainer.launched == [(False, False)] * WARM_UP_STEPS + [(False, True)] * WARM_UP_STEPS
+    device.finish(0)
+    assert trainer.numbers == {number: float(number) for number in range(len(kinds))}
 
 
 def test_a_changed_number_of_the_host_is_captured_anew() -> None:
