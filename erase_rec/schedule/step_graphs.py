@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 def aligned(batch: Batch) -> Batch:
     """``batch`` with as many dense columns as a capture of it has: what was compiled for one step fits the other."""
     missing = -batch.dense.shape[1] % DENSE_ALIGNMENT
-    return replace(batch, dense=pad(batch.dense, (0, missing))) if missing else batch
+    return replace(batch, dense=pad(batch.dense, (0, missing)), arrived=None) if missing else batch
 
 
 class HeldBatch:
