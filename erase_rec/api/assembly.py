@@ -295,7 +295,8 @@ def build_parts(
 def _full_batches(datasets: Datasets, machine: Machine, world: World) -> list[Batch]:
     """Some full batches of the training rows, on the device."""
     first = datasets.train.batches(0)
-    found = [batch.to(machine.device) for batch in itertools.islice(first, TUNED_BATCHES)]
+    main = torch.cuda.current_stream(machine.device)
+    found = [batch.to(machine.device).arriving(main) for batch in itertools.islice(first, TUNED_BATCHES)]
     first.close()  # type: ignore[attr-defined]  # stops the loader's threads
     return [batch for batch in found if batch.size * world.size == datasets.train.global_batch_size]
 

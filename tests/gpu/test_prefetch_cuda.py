@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -62,19 +62,26 @@ def checksum(batch: Batch) -> Tensor:
 @pytest.mark.parametrize("bags", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_copy_overwrites_a_batch_that_a_step_still_reads(bags: bool, workers: int) -> None:
-    """The host frees each batch long before the device has read it."""
+    """The host frees each batch long before the device has read it: on the main stream, every other one beside it."""
     store = make_store(bags=bags)
     plain = Loader(store, local_batch_size=300, shuffle_seed=1, window_rows=2500)
     expected = [checksum(batch) for epoch in range(2) for batch in plain.batches(epoch)]
     loader = Loader(store, local_batch_size=300, shuffle_seed=1, window_rows=2500, workers=workers, pin=True)
     batches = prefetch(loader.batches(0, endless=True), CUDA)
-    found = []
+    main, reader = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    found: list[Tensor] = []
     for _ in expected:
         batch = next(batches)
         assert all(part.is_cuda for part in parts(batch))
         assert not batch.row_ids.is_cuda
+        beside = len(found) % 2 == 1
+        if beside:
+            assert batch.arrived is not None
+            reader.wait_event(batch.arrived)
         torch.cuda._sleep(SLOW_CYCLES)  # type: ignore[no-untyped-call]
-        found.append(checksum(batch))
+        with torch.cuda.stream(reader) if beside else nullcontext():
+            found.append(checksum(batch))
+        main.wait_stream(reader)
         del batch
     batches.close()
     for number, (device, host) in enumerate(zip(found, expected, strict=True)):

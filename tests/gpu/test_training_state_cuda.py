@@ -60,6 +60,21 @@ def test_check_does_not_wait_for_the_device(host_never_waits: Callable[[], Abstr
     guard.drain()
 
 
+def test_flags_are_read_beside_the_steps_that_follow() -> None:
+    guard = FiniteGuard(locate)
+    bad = flags(cross=math.inf)
+    done = torch.cuda.current_stream().record_event()
+    torch.cuda._sleep(400_000_000)  # type: ignore[no-untyped-call]  # about 0.2 s of the next step
+    copied = guard.check(bad, NAMES, torch.arange(1), after=done)
+    assert copied is not None
+    copied.synchronize()
+    assert not torch.cuda.current_stream().query(), "the main stream is still at it"
+    torch.cuda.current_stream().wait_event(copied)
+    bad.fill_(True)
+    with pytest.raises(NonFiniteLossError, match=r"^step 0: the loss of cross"):
+        guard.drain()
+
+
 def trained(optimizer: DenseOptimizer, weight: nn.Parameter, start: int, end: int) -> None:
     for step in range(start, end):
         gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step)).cuda()
