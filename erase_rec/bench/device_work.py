@@ -14,6 +14,8 @@ import torch
 
 MOST_NAMES = 40
 """Kernels that the table of the longest holds."""
+COLLECTIVE = "nccl"
+"""What names of NCCL's kernels begin with. One that waits for another rank runs meanwhile."""
 _KINDS: dict[str, Literal["kernel", "copy"]] = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 
 
@@ -57,6 +59,8 @@ class WorkReport:
         union_ms: time in which at least one ran.
         overlap_share: part of ``sum_ms`` that ran beside other work: 1 - union / sum.
         top: those with most time first.
+        collective_ms: time in which a collective ran or waited for other ranks.
+        exposed_ms: part of it in which nothing else ran.
     """
 
     kernels: float
@@ -66,6 +70,8 @@ class WorkReport:
     union_ms: float
     overlap_share: float
     top: tuple[TopKernel, ...]
+    collective_ms: float
+    exposed_ms: float
 
 
 def profiled(run: Callable[[], None]) -> list[Work]:
@@ -105,6 +111,8 @@ def report(work: Sequence[Work], steps: int) -> WorkReport:
     top = [TopKernel(name, len(us) / steps, sum(us) / steps) for name, us in times.items()]
     top.sort(key=lambda kernel: -kernel.us_a_step)
     kernels = sum(each.kind == "kernel" for each in work)
+    collectives = [each for each in work if each.name.startswith(COLLECTIVE)]
+    others = [each for each in work if not each.name.startswith(COLLECTIVE)]
     return WorkReport(
         kernels=kernels / steps,
         copies=(len(work) - kernels) / steps,
@@ -113,6 +121,8 @@ def report(work: Sequence[Work], steps: int) -> WorkReport:
         union_ms=1e-3 * union / steps,
         overlap_share=1 - union / total if total else 0.0,
         top=tuple(top[:MOST_NAMES]),
+        collective_ms=1e-3 * _union_us(collectives) / steps,
+        exposed_ms=1e-3 * (union - _union_us(others)) / steps,
     )
 
 

@@ -72,6 +72,10 @@ class Row:
         kernel_ms_union: time in which at least one ran, a step.
         overlap_share: 1 - union / sum.
         idle_share: 1 - union / median step time: the device did nothing.
+        collective_ms: a step's collectives ran or waited for other ranks.
+        exposed_ms: part of it in which the device did nothing else: communication that nothing hides.
+        stagger_ms: how much longer the collectives of one rank took than those of another, largest over the ranks: the
+            rank that comes first waits inside them.
         peak_gib: largest memory, tables included.
         tables_gib: tables and their state, of that.
         top_kernels: those with most time.
@@ -106,6 +110,9 @@ class Row:
     kernel_ms_union: float | None = None
     overlap_share: float | None = None
     idle_share: float | None = None
+    collective_ms: float | None = None
+    exposed_ms: float | None = None
+    stagger_ms: float | None = None
     peak_gib: float | None = None
     tables_gib: float | None = None
     top_kernels: tuple[Mapping[str, Any], ...] = ()
@@ -163,6 +170,8 @@ class Row:
             kernel_ms_union=work.union_ms,
             overlap_share=work.overlap_share,
             idle_share=idle_share,
+            collective_ms=work.collective_ms,
+            exposed_ms=work.exposed_ms,
             peak_gib=use.peak_gib,
             tables_gib=use.tables_gib,
             top_kernels=tuple(asdict(kernel) for kernel in work.top),
@@ -218,9 +227,12 @@ def _times(rows: Sequence[Row]) -> TextTable:
 
 
 def _device(rows: Sequence[Row]) -> TextTable:
+    together = any(row.ranks > 1 for row in rows)
     header = (
-        "arm", "kernels", "copies", "streams", "sum ms", "union ms", "overlap", "idle", "host ms", "peak GiB", "verdict"
-    )  # fmt: skip
+        *("arm", "kernels", "copies", "streams", "sum ms", "union ms", "overlap", "idle", "host ms", "peak GiB"),
+        *(("collectives ms", "exposed ms", "staggering ms") if together else ()),
+        "verdict",
+    )
     lines = tuple(
         (
             row.arm,
@@ -229,6 +241,7 @@ def _device(rows: Sequence[Row]) -> TextTable:
             *(f"{100 * (value or 0):.0f} %" for value in (row.overlap_share, row.idle_share)),
             _number(row.host_ms),
             f"{row.peak_gib or 0:.2f}",
+            *(map(_number, (row.collective_ms, row.exposed_ms, row.stagger_ms)) if together else ()),
             row.verdict or "",
         )
         for row in rows

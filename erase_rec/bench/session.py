@@ -130,6 +130,7 @@ def measure(planned: Sequence[PlannedArm], workshop: Workshop, world: World, set
             rows[rows.index(arm.row)] = _finished(
                 replace(arm.row.timed(taken), ratio_to=ratios), arm, workshop, settings
             )
+        rows = _staggered(rows, world)
     finally:
         for arm in warm:
             _close(arm.batches)
@@ -202,6 +203,16 @@ def _on_device(row: Row, warm: _Warm) -> Row:
     host = host_ms(step, batches, HOST_STEPS, torch.cuda.synchronize)
     use = DeviceUse(host, warm.peak_bytes / GIB, warm.arm.tables_bytes / GIB, report(profiled(run), PROFILED_STEPS))
     return row.using(use)
+
+
+def _staggered(rows: Sequence[Row], world: World) -> list[Row]:
+    """With the differences between ranks; collective."""
+    times_RA = world.gather_objects("bench.collectives", [row.collective_ms for row in rows])
+    found = []
+    for row, times_R in zip(rows, zip(*times_RA, strict=True), strict=True):
+        measured = [value for value in times_R if value is not None]
+        found.append(replace(row, stagger_ms=max(measured) - min(measured)) if measured else row)
+    return found
 
 
 def _close(batches: Iterator[Batch]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,10 +46,14 @@ def command(
 
     from erase_rec.cli.bench_workshop import Source, run_bench
 
+    def keep(rows: Sequence[Row], about: Mapping[str, Any]) -> None:
+        if out is not None:
+            _save(rows, {**about, "command": shlex.join(["erase-rec", *sys.argv[1:]])}, out)
+
     source = Source(data == "resident", zipf)
-    rows, about = run_bench(config, overrides or [], planned, source, repeats=repeats, steps=steps, warmup=warmup)
+    rows = run_bench(config, overrides or [], planned, source, repeats=repeats, steps=steps, warmup=warmup, keep=keep)
     if rows:  # on the first rank
-        _present(rows, about | {"command": shlex.join(["erase-rec", *sys.argv[1:]])}, out)
+        _present(rows, out)
 
 
 def speed_interval(reference: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float, float]:
@@ -77,14 +81,29 @@ def _sizes(batch: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _present(rows: Sequence[Row], about: dict[str, Any], out: Path | None) -> None:
-    """Tables, and the files where they are asked for.
+def _save(rows: Sequence[Row], about: Mapping[str, Any], out: Path) -> None:
+    """Writes the rows, and a picture of them.
 
     Raises:
-        UserError: a file cannot be written, or no arm ran.
+        UserError: a file cannot be written.
     """
     from erase_rec.bench.picture import save_picture
-    from erase_rec.bench.result import kernel_table, strongest_early, strongest_exact, tables, write_json
+    from erase_rec.bench.result import write_json
+
+    try:
+        write_json(out, rows, about)
+        save_picture(out.with_suffix(".png"), rows)
+    except OSError as error:
+        raise UserError(f"bench: cannot write {error.filename}: {error.strerror}") from error
+
+
+def _present(rows: Sequence[Row], out: Path | None) -> None:
+    """Tables, and where the files are.
+
+    Raises:
+        UserError: no arm ran.
+    """
+    from erase_rec.bench.result import kernel_table, strongest_early, strongest_exact, tables
     from erase_rec.text_table import table_console
 
     console = table_console()
@@ -95,11 +114,6 @@ def _present(rows: Sequence[Row], about: dict[str, Any], out: Path | None) -> No
         if row is not None and row.top_kernels:
             console.print(kernel_table(row).rich())
     if out is not None:
-        try:
-            write_json(out, rows, about)
-            save_picture(out.with_suffix(".png"), rows)
-        except OSError as error:
-            raise UserError(f"bench: cannot write {error.filename}: {error.strerror}") from error
         console.print(f"wrote {out} and {out.with_suffix('.png')}", soft_wrap=True)
     if all(row.refused is not None for row in rows):
         raise UserError("bench: no arm could be run here; the reasons are above")

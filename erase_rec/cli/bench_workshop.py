@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,11 +141,22 @@ def run_bench(
     repeats: int,
     steps: int,
     warmup: int,
-) -> tuple[list[Row], dict[str, Any]]:
+    keep: Callable[[Sequence[Row], Mapping[str, Any]], None],
+) -> list[Row]:
     """Runs every planned arm.
 
+    Args:
+        name: of the configuration.
+        overrides: of it.
+        planned: the arms.
+        source: of batches.
+        repeats: turns of each arm.
+        steps: of a turn.
+        warmup: steps of each arm before.
+        keep: is given the rows so far and what they are results of, after each batch size, on the first rank.
+
     Returns:
-        All rows and what they are results of; no rows on ranks other than the first.
+        All rows; none on ranks other than the first.
 
     Raises:
         UserError: no arm could be planned, or the data are not as they must be.
@@ -170,12 +181,6 @@ def run_bench(
             feature_dims(first),
             speed_interval,
         )
-        for size in dict.fromkeys(each.batch for each in planned):
-            here = [each for each in planned if each.batch == size]
-            config = next((each.config for each in here if each.config is not None), None)
-            if config is not None and not source.resident:
-                workshop.datasets = _datasets(config, world, machine)  # a loader has one batch size
-            rows += measure(here, workshop, world, settings)
         about = _about(machine) | {
             "config": name,
             "overrides": list(overrides),
@@ -184,7 +189,15 @@ def run_bench(
             "steps": steps,
             "ceilings": asdict(ceilings),
         }
-        return (rows if world.is_first else []), about
+        for size in dict.fromkeys(each.batch for each in planned):
+            here = [each for each in planned if each.batch == size]
+            config = next((each.config for each in here if each.config is not None), None)
+            if config is not None and not source.resident:
+                workshop.datasets = _datasets(config, world, machine)  # a loader has one batch size
+            rows += measure(here, workshop, world, settings)
+            if world.is_first:
+                keep(rows, about)
+        return rows if world.is_first else []
 
 
 def feature_dims(config: Config) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from erase_rec.bench.batches import LONGEST_BAG, RandomRows, full, rotated, rows
 from erase_rec.bench.device_work import Work, report, work_of
 from erase_rec.bench.floor import COUNTED_ROWS, Ceilings, floor
 from erase_rec.bench.result import DeviceUse, Row, kernel_table, strongest_early, strongest_exact, tables
+from erase_rec.bench.session import _staggered
 from erase_rec.bench.torchrec_user import TorchRecTable, build_torchrec_step
 from erase_rec.bench.turns import Turn, take_turns, verdict
+from erase_rec.cli import bench_workshop
 from erase_rec.cli.bench import command
 from erase_rec.cli.bench_workshop import ContentWorkshop, Source
 from erase_rec.config.load import load_config
@@ -234,6 +237,12 @@ def test_what_a_row_says_of_the_device() -> None:
     shown = [table.title for table in tables([row, Row.of("w", planned("exact_graph"), 1, "no graphs")])]
     assert shown == ["w, 64 rows a step and rank", "on the device, a step of 64 rows", "not run at 64 rows"]
     assert kernel_table(row).rows == (("a", "2.0", "1000.0"),)
+    of_two = [table.header for table in tables([replace(row, ranks=2)])][1]
+    assert [name for name in of_two if name not in list(tables([row]))[1].header] == [
+        "collectives ms",
+        "exposed ms",
+        "staggering ms",
+    ]
 
 
 # Device work
@@ -267,6 +276,42 @@ def test_kernels_of_a_trace_by_stream_and_their_overlap() -> None:
     ]
     assert report([], 2).overlap_share == 0
     assert report([Work("a", "kernel", 1, 0.0, 5.0)], 1).overlap_share == 0
+
+
+def test_communication_is_exposed_where_nothing_else_runs() -> None:
+    work = [
+        Work("gemm", "kernel", 1, 0.0, 10.0),
+        Work("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 2, 6.0, 14.0),
+        Work("ncclDevKernel_AllGather_RING_LL", "kernel", 3, 12.0, 16.0),
+        Work("copy", "copy", 1, 15.0, 20.0),
+    ]
+    found = report(work, 2)
+    assert found.collective_ms == pytest.approx((16 - 6) * 1e-3 / 2)
+    assert found.exposed_ms == pytest.approx((15 - 10) * 1e-3 / 2)
+    assert report(work[:1], 1).exposed_ms == 0
+
+
+def test_the_rank_that_comes_first_waits_in_its_collectives() -> None:
+    class Others(World):
+        def gather_objects(self, group: str, value: Any) -> list[Any]:
+            return [value, [0.75, None]]
+
+    ran = Row.of("w", planned("exact_eager"), 2)
+    measured, refused = _staggered([replace(ran, collective_ms=0.5), ran], Others())
+    assert (measured.stagger_ms, refused.stagger_ms) == (0.25, None)
+
+
+def test_what_was_measured_is_written_after_each_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(planned: Any, *rest: Any) -> list[Row]:
+        if planned[0].batch == 32:
+            raise RuntimeError("the device is gone")
+        return [Row.of("w", planned[0], 1).timed([Turn(np.array([2.0, 2.0]), np.zeros(2))])]
+
+    monkeypatch.setattr(bench_workshop, "measure", measured)
+    out = tmp_path / "r.json"
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        command("ctr_erase.yaml", overrides=SMALL[:2], **{**QUICK, "arms": "exact_eager", "batch": "16,32", "out": out})
+    assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [16]
 
 
 # Floor
