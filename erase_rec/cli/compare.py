@@ -14,6 +14,7 @@ import typer
 from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # these load torch, which the command line does only after it was checked
+    from erase_rec.advice.decision import NeVerdict
     from erase_rec.text_table import TextTable
     from eval.comparison import Arm, Gap, ScoredRun
     from eval.statistics import Interval
@@ -39,16 +40,16 @@ def command(
     from eval.arms import differences
     from eval.comparison import compare, plot_gaps, summarize
 
-    base = [_read(path) for path in reference]
-    base_arms = _arms(base)
+    base = [read_run(path) for path in reference]
+    base_arms = arms_of(base)
     if len(base_arms) > 1:
         differing = next(iter(differences(base[0].keys, next(iter(base_arms[1].values())).keys)))
         raise UserError(f"--reference: the runs are of several arms: they differ in {differing}; name one arm's runs")
-    arms = {_label(arm, base_arms[0]): arm for arm in _arms([_read(path) for path in runs])}
+    arms = {_label(arm, base_arms[0]): arm for arm in arms_of([read_run(path) for path in runs])}
     gaps: dict[str, Gap] = {}
     summaries = {"reference": summarize([run.scores for run in base_arms[0].values()])}
     for name, arm in arms.items():
-        pairs = _pairs(name, arm, base_arms[0])
+        pairs = paired(name, arm, base_arms[0])
         gaps[name] = compare(*pairs)
         summaries[name] = summarize([run.scores for run in arm.values()])
     _show(summaries, gaps)
@@ -63,7 +64,7 @@ def command(
 
 
 @dataclass(frozen=True)
-class _Run:
+class SeedRun:
     """A run folder that was scored."""
 
     path: Path
@@ -73,10 +74,16 @@ class _Run:
     scores: ScoredRun
 
 
-_SeedRuns = dict[int, _Run]
+SeedRuns = dict[int, SeedRun]
+"""Runs of one arm by their seeds."""
 
 
-def _read(path: Path) -> _Run:
+def read_run(path: Path) -> SeedRun:
+    """A run folder's configuration and scores.
+
+    Raises:
+        UserError: it is no run folder, or has no scores of both classes.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     import torch
@@ -103,7 +110,7 @@ def _read(path: Path) -> _Run:
     if positives in (0, len(columns["label"])):
         raise UserError(f"{folder.scores}: NE needs held-out rows of both classes, found {positives} positive rows")
     keys = config.model_dump(mode="json", exclude=set(ASIDE))
-    return _Run(
+    return SeedRun(
         path=path,
         seed=config.seed,
         keys=dict(flat(keys)),
@@ -116,9 +123,13 @@ def _read(path: Path) -> _Run:
     )
 
 
-def _arms(runs: list[_Run]) -> list[_SeedRuns]:
-    """Runs that differ in the seed alone, by seed."""
-    arms: list[_SeedRuns] = []
+def arms_of(runs: list[SeedRun]) -> list[SeedRuns]:
+    """Runs that differ in the seed alone, by seed.
+
+    Raises:
+        UserError: two runs are of one arm and one seed.
+    """
+    arms: list[SeedRuns] = []
     for run in runs:
         arm = next((arm for arm in arms if next(iter(arm.values())).keys == run.keys), None)
         if arm is None:
@@ -132,7 +143,7 @@ def _arms(runs: list[_Run]) -> list[_SeedRuns]:
     return arms
 
 
-def _label(arm: _SeedRuns, reference: _SeedRuns) -> str:
+def _label(arm: SeedRuns, reference: SeedRuns) -> str:
     """What sets an arm apart from the reference."""
     from eval.arms import differences, shortened
 
@@ -140,8 +151,12 @@ def _label(arm: _SeedRuns, reference: _SeedRuns) -> str:
     return shortened(found) or "same configuration"
 
 
-def _pairs(name: str, arm: _SeedRuns, reference: _SeedRuns) -> tuple[dict[int, ScoredRun], dict[int, ScoredRun]]:
-    """Runs of both arms by the seeds that they share."""
+def paired(name: str, arm: SeedRuns, reference: SeedRuns) -> tuple[dict[int, ScoredRun], dict[int, ScoredRun]]:
+    """Runs of both arms by the seeds that they share.
+
+    Raises:
+        UserError: there is none, or the runs of a seed were scored on other rows.
+    """
     seeds = sorted(arm.keys() & reference.keys())
     if not seeds:
         raise UserError(
@@ -180,7 +195,7 @@ def _gap_table(gaps: Mapping[str, Gap]) -> TextTable:
             _interval(gap.over_seeds_bootstrap),
             _interval(gap.over_rows),
             _interval(gap.total),
-            _verdict(gap),
+            gap_verdict(gap),
         )
         for name, gap in gaps.items()
     ]
@@ -214,7 +229,8 @@ def _interval(interval: Interval, digits: int = 3) -> str:
     return f"{interval.mid:.{digits}f}{bounds}"
 
 
-def _verdict(gap: Gap) -> str:
+def gap_verdict(gap: Gap) -> NeVerdict:
+    """What the interval over seeds and rows says."""
     if math.isnan(gap.total.low):
         return "one seed: no verdict"
     if not gap.total.excludes_zero:
@@ -235,6 +251,6 @@ def _plain(entries: Mapping[str, Arm] | Mapping[str, Gap]) -> dict[str, Any]:
     return {name: clean(asdict(entry)) for name, entry in entries.items()}
 
 
-def _runs_of(reference: _SeedRuns, arms: Mapping[str, _SeedRuns]) -> dict[str, list[str]]:
+def _runs_of(reference: SeedRuns, arms: Mapping[str, SeedRuns]) -> dict[str, list[str]]:
     every = {"reference": reference, **arms}
     return {name: [str(arm[seed].path) for seed in sorted(arm)] for name, arm in every.items()}

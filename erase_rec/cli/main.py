@@ -12,6 +12,7 @@ import typer
 
 from erase_rec import __version__
 from erase_rec.cli import (
+    advise,
     audit,
     bench,
     compare,
@@ -58,6 +59,7 @@ app.command("synth")(synth.command)
 app.command("schema")(schema.command)
 app.command("bench")(bench.command)
 app.command("sweep")(sweep.command)
+app.command("advise")(advise.command)
 app.command("audit")(audit.command)
 app.command("timeline")(timeline.command)
 app.command("dashboard")(dashboard.command)
