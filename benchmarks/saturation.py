@@ -3,7 +3,7 @@
     erase-rec bench --config bench/h200.yaml --arms-file configs/bench/arms_saturation.yaml --out saturation.json ...
     python benchmarks/saturation.py saturation.json
 
-prints a table in Markdown and draws ``saturation.png`` beside the file.
+prints a table in Markdown and draws ``saturation.png`` beside the file; several files are taken together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ LOOKS = {"narrow": ("#0072b2", "o", "-"), "medium": ("#d55e00", "s", "--"), "wid
 """Colour (Okabe and Ito's), marker and line by width."""
 
 
-def main(file: Annotated[Path, typer.Argument(help="What erase-rec bench wrote.")]) -> None:
-    """Prints the table and draws the picture."""
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+def main(
+    files: Annotated[list[Path], typer.Argument(help="What erase-rec bench wrote, a batch size in one each.")],
+) -> None:
+    """Prints the table and draws the picture beside the first file."""
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
     points = gains(rows)
     if not points:
-        raise typer.BadParameter(f"{file}: at no batch size early, aggregate and exact were all timed; see `refused`")
+        raise typer.BadParameter(
+            f"{files[0]}: at no batch size early, aggregate and exact were all timed; see `refused`"
+        )
     print(table(points).markdown())
-    draw(points, file.with_suffix(".png"))
+    draw(points, files[0].with_suffix(".png"))
 
 
 def gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

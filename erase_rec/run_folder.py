@@ -17,7 +17,7 @@ from erase_rec.errors import UserError
 
 
 class RunFolder:
-    """``runs/<id>/{config.yaml, environment.json, features/, checkpoints/, metrics.jsonl, events.*, summary.json}``."""
+    """``runs/<id>/``: ``config.yaml``, ``environment.json``, ``features/``, ``checkpoints/``, logs, and results."""
 
     def __init__(self, path: Path) -> None:
         """Wraps an existing folder."""

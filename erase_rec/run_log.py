@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -160,6 +161,25 @@ class FileRunLog(RunLog):
         self._records.write(event.SerializeToString())
 
 
+def write_image(folder: Path, tag: str, png: bytes, *, step: int, width: int, height: int) -> Path:
+    """Adds an image to the dashboards of a run that has ended, as an event file of its own; returns its path.
+
+    It appears as a whole: TensorBoard may be reading the folder.
+    """
+    image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
+    content = io.BytesIO()
+    records = RecordWriter(content)
+    for event in (
+        Event(file_version="brain.Event:2"),
+        Event(step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])),
+    ):
+        event.wall_time = time.time()
+        records.write(event.SerializeToString())
+    partial = folder / f".{tag}.{os.getpid()}.partial"
+    partial.write_bytes(content.getvalue())
+    return partial.replace(folder / f"{_next_event_name(folder)}.{tag}")
+
+
 def eval_scalars(result: EvalResult) -> dict[str, float]:
     """Tags of one evaluation: ``eval/<metric>`` and ``eval/tower/<name>/<metric>``."""
     values = {f"eval/{name}": getattr(result, name) for name in ("ne", "auc", "logloss", "calibration", "base_rate")}
@@ -208,11 +228,15 @@ def _drop_rows(metrics: Path, purge_step: int) -> None:
 
 
 def _next_event_file(folder: Path) -> BinaryIO:
-    """A new event file whose name sorts after those in ``folder``: TensorBoard reads them in that order.
+    return (folder / _next_event_name(folder)).open("xb")
+
+
+def _next_event_name(folder: Path) -> str:
+    """A name of an event file that sorts after those in ``folder``: TensorBoard reads them in that order.
 
     The name starts with the time in seconds; a process that resumes within the same second counts on.
     """
     earlier = (path.name.removeprefix(EVENT_PREFIX).split(".")[0] for path in folder.glob(f"{EVENT_PREFIX}*"))
     newest = max((int(second) for second in earlier if second.isdigit()), default=0)
     second = max(int(time.time()), newest + 1)
-    return (folder / f"{EVENT_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}").open("xb")
+    return f"{EVENT_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}"

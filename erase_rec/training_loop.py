@@ -37,6 +37,7 @@ from erase_rec.schedule.measured_streams import MeasuredStreams
 from erase_rec.schedule.overlap import OverlapReport, overlap_report
 from erase_rec.schedule.plan import Plan
 from erase_rec.schedule.program import program
+from erase_rec.step_timeline import StepTimeline
 from erase_rec.throughput import StepTimer, clock_for
 
 JUDGED_ROWS = 2_000
@@ -85,6 +86,7 @@ class TrainingLoop:
         position: where it starts, and where it is.
         last_eval: the newest evaluation of this process.
         overlap: of the last logged step.
+        timeline: of the last logged step of this process that had a whole batch, if any had.
         grad_norms: of each tower in the last logged step, before clipping.
         check_interrupt: called after each step; raises to end the run.
     """
@@ -96,6 +98,7 @@ class TrainingLoop:
     position: Position = field(default_factory=Position)
     last_eval: EvalResult | None = None
     overlap: OverlapReport | None = None
+    timeline: StepTimeline | None = None
     grad_norms: dict[str, float] = field(default_factory=dict)
     check_interrupt: Callable[[], None] = lambda: None
 
@@ -210,7 +213,7 @@ class TrainingLoop:
         if self.parts.replicas.is_due(position.step):
             self._compare_replicas()
         if logged:
-            self._log(factor, output.grad_norms)
+            self._log(factor, output.grad_norms, batch.size)
         # Evaluation comes first: what it changes (early stopping, plateau, best) belongs into this step's checkpoint.
         if self._is_due(config.train.eval_every_steps):
             self._evaluate()
@@ -249,13 +252,16 @@ class TrainingLoop:
     def _is_logged(self, step: int) -> bool:
         return is_logged(step, self.parts.config.train.log_every_steps, self.total_steps)
 
-    def _log(self, factor: float, grad_norms: Mapping[str, Tensor]) -> None:
+    def _log(self, factor: float, grad_norms: Mapping[str, Tensor], rows: int) -> None:
         config, step = self.parts.config, self.position.step
         self.timer.pause()
         self._verify()
         window = self.parts.metrics.window()
         ops = program(self.parts.plan.of_step(step - 1))
-        self.overlap = overlap_report(self.parts.streams.intervals(), ops)
+        intervals = self.parts.streams.intervals()
+        self.overlap = overlap_report(intervals, ops)
+        if self.timeline is None or rows == config.train.local_batch_size:
+            self.timeline = StepTimeline(step, rows, intervals, self.overlap.critical_path)
         values = window | self.timer.window().scalars() | self.overlap.scalars()
         values["lr/dense"] = config.optimizer.dense.lr * factor
         values["lr/sparse"] = config.optimizer.sparse.lr * factor

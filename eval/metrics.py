@@ -150,5 +150,22 @@ def auc(score: Tensor, label: Tensor) -> float:
     return twice_ordered / (2 * positives * negatives)
 
 
+def accuracy(logit: Tensor, label: Tensor) -> float:
+    """Share of rows on the right side of prediction 0.5, which itself counts as a click.
+
+    Says little where clicks are rare, as the constant prediction 0 has 1 - base rate.
+
+    Args:
+        logit: [n], any floating dtype.
+        label: [n], 0 or 1.
+
+    Returns:
+        nan without rows, and where a logit is nan.
+    """
+    if label.numel() == 0 or bool(logit.isnan().any()):
+        return math.nan
+    return int(((logit >= 0) == (label > 0)).sum()) / label.numel()
+
+
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan

@@ -23,5 +23,6 @@ SUM_METRICS: Mapping[str, Callable[[metrics.ClickSums], float]] = {
 
 ROW_METRICS: Mapping[str, Callable[[Tensor, Tensor], float]] = {
     "auc": metrics.auc,
+    "accuracy": metrics.accuracy,
 }
 """Metrics that need all rows at once: (logit [n], label [n]), both on the host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -40,14 +40,19 @@ Row = tuple[str, list[tuple[Interval, float, float]]]
 """A row's name, and its blocks with start and end in ms."""
 
 
-def draw_timeline(intervals: Sequence[Interval], path: Path, *, title: str, critical: Collection[str] = ()) -> None:
+def draw_timeline(
+    intervals: Sequence[Interval], file: Path | IO[bytes], *, title: str, critical: Collection[str] = ()
+) -> tuple[int, int]:
     """Writes a PNG: streams above, host threads below, over one axis in milliseconds.
 
     Args:
         intervals: one step.
-        path: the file.
+        file: where to.
         title: above it.
         critical: keys of the operations that are outlined as the critical path.
+
+    Returns:
+        Width and height in pixels.
     """
     panels = {"streams": _by_stream(intervals), "host threads": _by_thread(intervals)}
     heights = [len(rows) for rows in panels.values()]
@@ -63,7 +68,9 @@ def draw_timeline(intervals: Sequence[Interval], path: Path, *, title: str, crit
     for axis, rows in zip(axes, panels.values(), strict=True):
         for position, op, start, stop in _blocks(rows):
             _label_block(axis, position, op, start, stop)
-    figure.savefig(path)
+    figure.savefig(file, format="png")
+    width, height = figure.get_size_inches() * figure.dpi
+    return int(width), int(height)
 
 
 def chrome_trace(intervals: Sequence[Interval], about: Mapping[str, str]) -> dict[str, Any]:

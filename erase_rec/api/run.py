@@ -175,6 +175,8 @@ class Run:
             log.final(loop.position.step, final_scalars(self.summary, machine.peak_memory_gib()))
             if loop.overlap is not None:
                 log.text("overlap", loop.overlap.as_markdown())
+            if loop.timeline is not None and world.is_first:
+                loop.timeline.write(folder.path)
         if config.eval.scores and parts.eval_loader is not None:
             scores = loop.evaluate(keep_scores=True).scores
             if world.is_first:

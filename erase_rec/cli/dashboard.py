@@ -26,14 +26,23 @@ def command(
 
     if not os.path.isdir(folder):  # Path's own raises where a name is too long
         raise UserError(f"{folder} is not a folder; train first (make demo), or name the folder of your runs")
-    runs = len({path.parent for path in folder.rglob(f"{EVENT_PREFIX}*")})
+    found = {path.parent for path in folder.rglob(f"{EVENT_PREFIX}*")}
+    runs = len(found)
     url = _start(folder, port)
+    # A second a run: the curves need not wait for it. TensorBoard finds the images as they come.
+    threading.Thread(target=_draw_timelines, args=(found,), name="timelines", daemon=True).start()
     shown = f"{runs} {'run' if runs == 1 else 'runs'}" if runs else "no run yet, they appear as they start"
     typer.echo(f"dashboards of {folder} ({shown}): {url} (Ctrl-C ends it)")
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+def _draw_timelines(folders: set[Path]) -> None:
+    from erase_rec.cli.timeline_images import draw_missing
+
+    draw_missing(folders)
 
 
 def _start(folder: Path, port: int | None) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from erase_rec.errors import UserError
-
-if TYPE_CHECKING:  # loads matplotlib, which the command line does only after it was checked
-    from eval.report.figures import Picture
 
 
 def command(
@@ -28,7 +25,7 @@ def command(
     ] = None,
     timeline: Annotated[
         list[str] | None,
-        typer.Option("--timeline", help="ARM=FILE: also show this chart of erase-rec timeline; give it once an arm."),
+        typer.Option("--timeline", help="ARM=FILE: show this chart of erase-rec timeline for the arm, not its run's."),
     ] = None,
     title: Annotated[str, typer.Option(help="Above the page.")] = "Training speed and normalized entropy",
 ) -> None:
@@ -40,6 +37,7 @@ def command(
     from eval.report.records import collect
     from eval.report.sentences import sentences
     from eval.report.tables import results
+    from eval.report.timelines import timelines
 
     if out.suffix.lower() != ".html":
         raise UserError(
@@ -50,7 +48,7 @@ def command(
     again += ["--baseline", baseline] if baseline is not None else []
     again += ["--bench", str(bench)] if bench is not None else []
     again += [part for chart in timeline or [] for part in ("--timeline", chart)]
-    figures = [*pictures(report), *(_timeline(chart) for chart in timeline or [])]
+    figures = [*pictures(report), *timelines(report, dict(map(_chart, timeline or [])))]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         written = write(report, figures, out, title=title, command=shlex.join(again))
@@ -62,10 +60,8 @@ def command(
     typer.echo(f"wrote {', '.join(map(str, written))}")
 
 
-def _timeline(chart: str) -> Picture:
-    from eval.report.figures import timeline
-
-    arm, sign, path = chart.partition("=")
+def _chart(text: str) -> tuple[str, Path]:
+    arm, sign, path = text.partition("=")
     if not sign:
-        raise UserError(f"--timeline: expected ARM=FILE, found {chart}")
-    return timeline(arm, Path(path))
+        raise UserError(f"--timeline: expected ARM=FILE, found {text}")
+    return arm, Path(path)

@@ -16,6 +16,7 @@ from erase_rec.schedule.program import Op, guaranteed_order
 from erase_rec.text_table import TextTable
 
 EARLY = "early_backward"
+BACKWARDS = (EARLY, "backward")
 SHOWN_NEIGHBOURS = 3
 
 
@@ -50,6 +51,7 @@ class OverlapReport:
         busy_ms: sum of the operations' times by stream.
         union_ms: time during which anything ran.
         step_ms: from the step's start to its last operation's end.
+        backward_ms: time during which a backward ran, early or not.
         critical_path: keys of the longest chain of operations that the program orders, by measured durations.
         critical_path_ms: its length: no step of this program with these durations can be shorter.
     """
@@ -58,6 +60,7 @@ class OverlapReport:
     busy_ms: Mapping[str, float]
     union_ms: float
     step_ms: float
+    backward_ms: float
     critical_path: tuple[str, ...]
     critical_path_ms: float
 
@@ -79,6 +82,7 @@ class OverlapReport:
             **({"overlap/hidden_share": self.hidden_share} if self.towers else {}),
             "overlap/overlap_share": self.overlap_share,
             "overlap/critical_path_ms": self.critical_path_ms,
+            "time/backward_ms": self.backward_ms,
             **{f"tower/{name}/backward_hidden_share": tower.hidden_share for name, tower in self.towers.items()},
         }
 
@@ -110,6 +114,7 @@ class OverlapReport:
             ("step", f"{self.step_ms:.3f} ms"),
             ("critical path, by the program", f"{self.critical_path_ms:.3f} ms: {' > '.join(self.critical_path)}"),
             *((f"busy, stream {stream}", f"{busy:.3f} ms") for stream, busy in self.busy_ms.items()),
+            ("a backward running", f"{self.backward_ms:.3f} ms"),
             ("any stream busy", f"{self.union_ms:.3f} ms"),
             ("overlap: 1 - that / sum of the streams", f"{100 * self.overlap_share:.0f} %"),
         )
@@ -130,6 +135,9 @@ def overlap_report(intervals: Sequence[Interval], ops: Sequence[Op]) -> OverlapR
         busy_ms=busy,
         union_ms=_union_ms((interval.start_ms, interval.end_ms) for interval in intervals),
         step_ms=max((interval.end_ms for interval in intervals), default=0.0),
+        backward_ms=_union_ms(
+            (interval.start_ms, interval.end_ms) for interval in intervals if interval.op.kind in BACKWARDS
+        ),
         critical_path=path,
         critical_path_ms=path_ms,
     )

@@ -53,6 +53,11 @@ class ArmResult:
         gain: QPS p90 against the baseline; None for it and where it cannot be told.
         ne: held-out NE, mean over seeds; None: not evaluated.
         ne_gap: NE against the baseline; below 0 the arm is better.
+        auc: held-out AUC, mean over runs.
+        accuracy: held-out accuracy at 0.5, likewise.
+        step_ms: median time of a step, mean over runs; None where QPS is not from the runs.
+        backward_ms: time of a step in which a backward ran, median over logged steps, mean over runs.
+        backward_gap: that against the baseline.
         towers: held-out NE of the towers' local logits, means over seeds.
         peak_memory_gib: most over runs; nan: not known.
         audit: verdict of the start-up audits.
@@ -68,6 +73,11 @@ class ArmResult:
     gain: Difference | None
     ne: Interval | None
     ne_gap: Difference | None
+    auc: Interval | None
+    accuracy: Interval | None
+    step_ms: Interval | None
+    backward_ms: Interval | None
+    backward_gap: Difference | None
     towers: Mapping[str, float]
     peak_memory_gib: float
     audit: str
@@ -127,7 +137,7 @@ def analyse(collected: Collected, baseline: str | None, bench: Path | None = Non
     names = [base, *(name for name in by_arm if name != base)]
     turns = None if bench is None else read_turns(bench, _global_batch(collected.runs))
     timed = {name: _speeds(name, base, by_arm, turns) for name in names}
-    arms = [_result(name, base, by_arm, timed) for name in names]
+    arms = [_result(name, base, by_arm, timed, own_times=turns is None) for name in names]
     twin = next((arm for arm in arms if arm.is_twin), None)
     own_commands = tuple(
         dict.fromkeys(run.environment["command"] for run in collected.runs if "command" in run.environment)
@@ -218,7 +228,7 @@ def _is_same(arm: SeedRuns, base: SeedRuns) -> bool:
     return next(iter(arm.values())).keys == next(iter(base.values())).keys
 
 
-def _result(name: str, base_name: str, by_arm: Mapping[str, SeedRuns], timed: _Timed) -> ArmResult:
+def _result(name: str, base_name: str, by_arm: Mapping[str, SeedRuns], timed: _Timed, *, own_times: bool) -> ArmResult:
     is_baseline, arm, base = name == base_name, by_arm[name], by_arm[base_name]
     runs = list(arm.values())
     peaks = [run.peak_memory_gib for run in runs if not math.isnan(run.peak_memory_gib)]
@@ -233,6 +243,11 @@ def _result(name: str, base_name: str, by_arm: Mapping[str, SeedRuns], timed: _T
         gain=None if is_baseline else difference(timed[name], timed[base_name]),
         ne=_mean(list(entropies(arm).values())),
         ne_gap=None if is_baseline else difference(entropies(arm), _of_same_data(arm, base)),
+        auc=_mean([run.summary.eval.auc for run in runs]),
+        accuracy=_mean([_accuracy(run) for run in runs]),
+        step_ms=_mean([run.step_ms for run in runs]) if own_times else None,
+        backward_ms=_mean(list(_backwards(arm).values())),
+        backward_gap=None if is_baseline else difference(_backwards(arm), _backwards(base)),
         towers=_towers(runs),
         peak_memory_gib=max(peaks, default=math.nan),
         audit=_audit(runs),
@@ -243,6 +258,23 @@ def speeds(arm: SeedRuns) -> dict[tuple[int, int], float]:
     """QPS p90 by seed and launch, where it was measured."""
     found = {key: run.summary.throughput.qps_p90 for key, run in arm.items()}
     return {key: qps for key, qps in found.items() if math.isfinite(qps)}
+
+
+def _backwards(arm: SeedRuns) -> dict[tuple[int, int], float]:
+    """Milliseconds of a step in which a backward ran, by seed and launch: medians over the logged steps.
+
+    The first is left out where there are more: it warms up, and on a GPU it may not be captured yet.
+    """
+    found = {}
+    for key, run in arm.items():
+        logged = [value for window in run.windows if (value := window.get("time/backward_ms")) is not None]
+        if logged:
+            found[key] = float(np.median(logged[1:] or logged))
+    return found
+
+
+def _accuracy(run: RunRecord) -> float:
+    return float((run.summary.eval.model_extra or {}).get("accuracy", math.nan))
 
 
 def entropies(arm: SeedRuns) -> dict[int, float]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -16,7 +14,6 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from erase_rec.errors import UserError
 from eval.report.analysis import ArmResult, Difference, Report, SeedRuns
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,22 +51,6 @@ def pictures(report: Report) -> list[Picture]:
     """Those for which there is something to draw."""
     every = (_differences(report), _curves(report), _speeds(report), _towers(report))
     return [picture for picture in every if picture is not None]
-
-
-def timeline(arm: str, path: Path) -> Picture:
-    """A chart that ``erase-rec timeline`` drew, put into the page.
-
-    Raises:
-        UserError: it cannot be read, or is no PNG.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"--timeline: cannot read {path}: {error.strerror}") from error
-    if not content.startswith(b"\x89PNG"):
-        raise UserError(f"--timeline: {path} is no PNG file; draw it with erase-rec timeline --out {arm}.png")
-    image = base64.b64encode(content).decode()
-    return Picture(f"Timeline of one step of {arm}.", f'<img alt="" src="data:image/png;base64,{image}">')
 
 
 def styles(report: Report) -> dict[str, Style]:

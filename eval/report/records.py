@@ -19,6 +19,7 @@ from erase_rec.dashboards import PEAK_MEMORY
 from erase_rec.errors import UserError
 from erase_rec.run_folder import RunFolder
 from erase_rec.run_log import EVENT_PREFIX, METRICS_FILE
+from erase_rec.step_timeline import StepTimeline
 from erase_rec.summary import SUMMARY_FILE, Summary
 from erase_rec.sweep.record import SWEEP_FILE, SweepRecord
 from eval.arms import flat
@@ -44,6 +45,7 @@ class RunRecord:
         environment: machine, versions, commit and command.
         audit: verdict of the start-up audit; None: not recorded.
         peak_memory_gib: most device memory held, nan where it is not known.
+        timeline: one late step, as measured; None: not kept.
     """
 
     path: Path
@@ -55,11 +57,18 @@ class RunRecord:
     environment: Mapping[str, str]
     audit: str | None
     peak_memory_gib: float
+    timeline: StepTimeline | None
 
     @property
     def preset(self) -> str:
         """``schedule.preset``."""
         return str(self.keys.get("schedule.preset", "exact"))
+
+    @property
+    def step_ms(self) -> float:
+        """Median time of a step; nan where it was not measured."""
+        throughput = self.summary.throughput
+        return 1e3 * throughput.global_batch_size / throughput.qps_p50 if throughput.qps_p50 else math.nan
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,8 @@ def _read(path: Path, arm: str | None, seed: int | None, reason: str | None) -> 
     environment = folder.read_environment() if folder.environment.is_file() else {}
     with _reading(path / METRICS_FILE):
         windows = tuple(_windows(path))
-    return RunRecord(path, arm, own_seed, keys, summary, windows, environment, audit, peak)
+    timeline = StepTimeline.read(path)
+    return RunRecord(path, arm, own_seed, keys, summary, windows, environment, audit, peak, timeline)
 
 
 @contextmanager

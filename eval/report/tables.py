@@ -16,7 +16,15 @@ NONE = "-"
 
 def tables(report: Report) -> Iterator[TextTable]:
     """Those that have rows, in the order of the page."""
-    every = (results(report), paper(report), towers(report), missing(report), environment(report), runs(report))
+    every = (
+        results(report),
+        steps(report),
+        paper(report),
+        towers(report),
+        missing(report),
+        environment(report),
+        runs(report),
+    )
     return (table for table in every if table.rows)
 
 
@@ -58,6 +66,24 @@ def results(report: Report) -> TextTable:
     return TextTable(
         f"Table 1 of these runs; differences to {report.baseline.name}, 95 % intervals", header, tuple(rows)
     )
+
+
+def steps(report: Report) -> TextTable:
+    """Accuracy and what a step takes, where runs recorded it."""
+    arms = [arm for arm in report.arms if any((arm.accuracy, arm.backward_ms, arm.step_ms))]
+    rows = tuple(
+        (
+            arm.name,
+            _interval(arm.accuracy, ".4f"),
+            _interval(arm.auc, ".4f"),
+            _interval(arm.step_ms, ".3f"),
+            _interval(arm.backward_ms, ".3f"),
+            _difference(arm.backward_gap, 1),
+        )
+        for arm in arms
+    )
+    header = ("arm", "accuracy", "AUC", "step, ms (median)", "backward, ms", f"backward against {report.baseline.name}")
+    return TextTable("Held-out accuracy at 0.5 and AUC; a step and its backwards (runs' own times)", header, rows)
 
 
 def paper(report: Report) -> TextTable:

@@ -12,6 +12,9 @@ import yaml
 
 from erase_rec.dashboards import PEAK_MEMORY
 from erase_rec.run_log import FileRunLog
+from erase_rec.schedule.measured_streams import Interval
+from erase_rec.schedule.program import Op
+from erase_rec.step_timeline import StepTimeline
 from erase_rec.summary import (
     DataSummary,
     EvalSummary,
@@ -23,6 +26,16 @@ from erase_rec.summary import (
 )
 
 GLOBAL_BATCH = 100
+STEP = StepTimeline(
+    step=3,
+    rows=GLOBAL_BATCH,
+    intervals=(
+        Interval(Op("forward", "tower:a", "a"), "MainThread", 0.0, 1.0, 0.0, 0.5),
+        Interval(Op("early_backward", "tower:a", "a", ("forward:a",), worker=1), "worker", 1.0, 3.0, 0.5, 1.0),
+    ),
+    critical_path=("forward:a", "early_backward:a"),
+)
+"""A measured step."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,9 @@ class Planted:
     fingerprint: str = "f" * 64
     audit: str | None = "audit passed: every block is trained by the losses that the configuration declares"
     peak_memory_gib: float | None = None
+    accuracy: float = 0.75
+    backward_ms: float | None = None
+    timeline: StepTimeline | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the configuration."""
 
@@ -49,15 +65,19 @@ def make_run(folder: Path, seed: int, planted: Planted) -> Path:
             log.text("audit", f"**Which loss trains what**\n\n{planted.audit}")
         for step in range(1, 5):
             log.scalars(step, {"train/ne": planted.ne + 0.1 / step, "throughput/qps_mean": 0.9 * planted.qps_p90})
+            if planted.backward_ms is not None:  # the first warms up
+                log.scalars(step, {"time/backward_ms": planted.backward_ms + 50 * (step == 1)})
         log.scalars(4, {"eval/ne": planted.ne})
         if planted.peak_memory_gib is not None:
             log.final(4, {PEAK_MEMORY: planted.peak_memory_gib})
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     environment = {"gpu": "none", "torch": "2.13.0", "git_commit": "abc", "command": f"train.py run.name={folder.name}"}
     (folder / "environment.json").write_text(json.dumps(environment))
+    if planted.timeline is not None:
+        planted.timeline.write(folder)
     Summary(
         status=planted.status,
-        eval=EvalSummary(ne=planted.ne, rows=10),
+        eval=EvalSummary(ne=planted.ne, rows=10, accuracy=planted.accuracy),
         towers={name: TowerSummary(ne=ne, auc=0.5) for name, ne in planted.towers.items()},
         throughput=ThroughputSummary(qps_p90=planted.qps_p90, steps=4, global_batch_size=GLOBAL_BATCH),
         train=TrainSummary(steps=4, rows=4 * GLOBAL_BATCH, ne=planted.ne),

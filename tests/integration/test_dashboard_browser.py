@@ -24,9 +24,11 @@ from urllib.request import Request, urlopen
 import matplotlib.image
 import numpy as np
 import pytest
+from report_cases import STEP
 
 from erase_rec.api.assembly import ContentCatalog
 from erase_rec.cli.dashboard import command
+from erase_rec.cli.timeline_images import draw_missing
 from erase_rec.config.load import load_config
 from erase_rec.errors import UserError
 from erase_rec.run_log import FileRunLog
@@ -46,7 +48,7 @@ ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tiny runs, logged as training logs them."""
+    """Two tiny runs, logged as training logs them; one kept a measured step."""
     folder = tmp_path_factory.mktemp("runs")
     for number, preset in enumerate(("exact", "erase")):
         config = load_config(f"ctr_{preset}.yaml", [], catalog=ContentCatalog()).config
@@ -59,6 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 log.scalars(step, {"train/ne": ne, "throughput/qps_p90": 1000 + 400 * number + 10 * (step % 4)})
                 log.scalars(step, {"eval/ne": ne})
             log.final(20, {"final/ne": ne, "final/qps_p90": 1000.0 + 400 * number})
+    STEP.write(folder / "of_erase")
     return folder
 
 
@@ -168,6 +171,16 @@ def test_what_the_dashboards_are_served(checkout: Path, runs: Path) -> None:
         assert found["erase"]["final/qps_p90"] == pytest.approx(1400)
         assert found["erase"]["final/ne"] - found["exact"]["final/ne"] == pytest.approx(0.05, abs=1e-6)
         assert set(call(f"{address}data/plugin/text/tags")["of_exact"]) == {"config", "audit"}
+        wait_until(lambda: "of_erase" in call(f"{address}data/plugin/images/tags"), "the timeline of a run")
+        shown = call(f"{address}data/plugin/images/tags")
+        assert {run: set(tags) for run, tags in shown.items() if tags} == {"of_erase": {"timeline"}}
+        (image,) = call(f"{address}data/plugin/images/images?run=of_erase&tag=timeline&sample=0")
+        assert image["step"] == STEP.step
+        with urlopen(f"{address}data/plugin/images/individualImage?{image['query']}", timeout=90) as answer:
+            assert matplotlib.image.imread(io.BytesIO(answer.read())).shape[1] == 1680
+        assert len(list((runs / "of_erase").glob("events*.timeline"))) == 1
+        draw_missing([runs / "of_erase"])  # it is there: drawn once
+        assert len(list((runs / "of_erase").glob("events*.timeline"))) == 1
 
 
 def _metrics(group: dict[str, Any]) -> dict[str, float]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
-import sys
 from pathlib import Path
+
+import warm_process
+
+from erase_rec.step_timeline import StepTimeline
 
 SMALL = [
     "data.params={rows: 2000, eval_rows: 1000}",
@@ -18,10 +22,7 @@ SMALL = [
 
 
 def erase_rec(cwd: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "erase_rec", *arguments]
-    result = subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    return warm_process.run(cwd, "-m", "erase_rec", *arguments, expect=expect)
 
 
 def test_two_trained_runs_are_reported(tmp_path: Path) -> None:
@@ -38,11 +39,20 @@ def test_two_trained_runs_are_reported(tmp_path: Path) -> None:
     assert set(arm["towers"]) == set(summary["towers"])
     assert [base["audit"], arm["audit"]] == ["passed", "passed"]
     assert "run.name=erase" in "\n".join(record["commands"])
-    assert (tmp_path / "made/report.html").read_text().count("<svg") == 4
+    page = (tmp_path / "made/report.html").read_text()
+    assert page.count("<svg") == 4
+    assert page.count("data:image/png") == 2
+    timeline = StepTimeline.read(tmp_path / "runs/erase")
+    assert timeline is not None
+    assert (timeline.step, timeline.rows) == (8, 250)
+    assert {interval.op.kind for interval in timeline.intervals} >= {"forward", "early_backward", "update"}
+    assert arm["accuracy"]["mid"] == summary["eval"]["accuracy"]
+    assert 0 < arm["backward_ms"]["mid"] < arm["step_ms"]["mid"]
     assert "NE" in (tmp_path / "made/report.md").read_text()
     (tmp_path / "chart.png").write_bytes(b"\x89PNG, or so it begins")
     erase_rec(tmp_path, "report", "runs", "--out", "again.html", "--timeline", "erase=chart.png")
-    assert 'src="data:image/png;base64,' in (tmp_path / "again.html").read_text()
+    chart = base64.b64encode((tmp_path / "chart.png").read_bytes()).decode()
+    assert f'src="data:image/png;base64,{chart}"' in (tmp_path / "again.html").read_text()
 
 
 def test_mistakes_end_with_one_message(tmp_path: Path) -> None:

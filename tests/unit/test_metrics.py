@@ -120,6 +120,13 @@ def test_auc_does_not_depend_on_the_order_of_rows_and_is_none_for_nan() -> None:
     assert math.isnan(metrics.auc(logit, label))
 
 
+def test_accuracy_counts_the_right_side_of_a_half() -> None:
+    logit, label = torch.tensor([0.1, -0.1, 3.0, 0.0, -0.2]), torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
+    assert metrics.accuracy(logit, label) == 3 / 5
+    assert math.isnan(metrics.accuracy(logit[:0], label[:0]))
+    assert math.isnan(metrics.accuracy(logit * math.nan, label))
+
+
 def test_a_single_row_has_no_spread() -> None:
     """One row must not look like a model that predicts a constant; two rows show their spread."""
     logit, label = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])

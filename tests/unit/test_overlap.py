@@ -113,7 +113,7 @@ def test_without_early_backward_the_report_still_describes_the_step() -> None:
     report = overlap_report(tuple(at(op, float(i), i + 1.0) for i, op in enumerate(ops)), ops)
     assert report.towers == {}
     assert report.critical_path_ms == 3
-    assert report.scalars() == {"overlap/overlap_share": 0, "overlap/critical_path_ms": 3}
+    assert report.scalars() == {"overlap/overlap_share": 0, "overlap/critical_path_ms": 3, "time/backward_ms": 1}
     assert [table.title for table in report.tables()] == ["One measured step"]
 
 
@@ -123,6 +123,7 @@ def test_scalars_and_tables_name_every_early_tower() -> None:
         "overlap/hidden_share": pytest.approx(0.6),
         "overlap/overlap_share": pytest.approx(1 - 8 / 13),
         "overlap/critical_path_ms": 8,
+        "time/backward_ms": 5,
         "tower/a/backward_hidden_share": pytest.approx(0.6),
     }
     towers, step = report.tables()

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import GLOBAL_BATCH, Planted, make_run, make_sweep
+from report_cases import GLOBAL_BATCH, STEP, Planted, make_run, make_sweep
 
 from erase_rec.errors import UserError
 from eval.report.analysis import ArmResult, Report, analyse
-from eval.report.figures import band, pictures, timeline
+from eval.report.figures import band, pictures
 from eval.report.page import html, markdown, plain
 from eval.report.records import collect
 from eval.report.sentences import sentences
-from eval.report.tables import results, runs
+from eval.report.tables import results, runs, steps
+from eval.report.timelines import timelines
 from eval.report.turns import read_turns
 
+PNG_START = base64.b64encode(b"\x89PNG\r\n").decode()[:8]
 T_2 = 4.302652729911275
 """Student's t with 2 degrees of freedom at 97.5 %, from a printed table (4.303)."""
 
@@ -275,6 +279,41 @@ def test_bands_hold_the_steps_that_all_runs_logged(tmp_path: Path) -> None:
     assert band(report.by_arm["exact"], "no/tag")[0].size == 0
 
 
+def test_backwards_and_accuracy_stand_beside_each_other(tmp_path: Path) -> None:
+    exact = seeds((1000.0,) * 3, backward_ms=10.0, accuracy=0.5)
+    detached = seeds((1000.0,) * 3, preset="detached", accuracy=0.625)
+    detached = {seed: replace(run, backward_ms=3.0 + seed) for seed, run in detached.items()}
+    report = report_of(make_sweep(tmp_path, {"exact": exact, "detached": detached}))
+    first, second = steps(report).rows
+    assert first[:2] == ("exact", "0.5000 [0.5000, 0.5000]")
+    assert first[4:] == ("10.000 [10.000, 10.000]", "-")
+    assert second[1] == "0.6250 [0.6250, 0.6250]"
+    assert second[4].startswith("5.000 [")
+    assert second[5].startswith("-50.0 % [")
+
+
+def test_a_timeline_of_each_arm_is_drawn_from_a_run_that_kept_one(tmp_path: Path) -> None:
+    kept = {1: Planted(preset="erase"), 2: Planted(preset="erase", timeline=STEP)}
+    report = report_of(make_sweep(tmp_path / "s", {"exact": BASE, "erase": kept}))
+    (picture,) = timelines(report, {})
+    assert "one step of erase" in picture.caption
+    assert picture.caption.endswith("Audit: passed.")
+    assert f'src="data:image/png;base64,{PNG_START}' in html(report, [picture], "t", "c")
+    chart = tmp_path / "erase.png"
+    chart.write_bytes(b"\x89PNG of one's own")
+    (given,) = timelines(report, {"erase": chart})
+    assert base64.b64encode(chart.read_bytes()).decode() in given.markup
+
+
+def test_a_broken_timeline_is_named(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, {"exact": {1: Planted(timeline=STEP)}})
+    file = sweep / "points/exact1/timeline.json"
+    assert collect([sweep]).runs[0].timeline == STEP
+    file.write_text(file.read_text().replace('"forward"', '"foreword"'))
+    with pytest.raises(UserError, match=r"timeline\.json: intervals\.0\.op\.kind: Input should be"):
+        collect([sweep])
+
+
 def test_the_page_refers_to_nothing_outside_it(tmp_path: Path) -> None:
     report = report_of(make_sweep(tmp_path, {"exact": BASE, "paper_row2": FASTER}))
     figures = pictures(report)
@@ -340,8 +379,9 @@ def test_a_timeline_that_cannot_be_shown_is_named(tmp_path: Path, content: bytes
     path = tmp_path / "step.png"
     if content is not None:
         path.write_bytes(content)
+    report = report_of(make_run(tmp_path / "run", 1, Planted()))
     with pytest.raises(UserError, match=message):
-        timeline("erase", path)
+        list(timelines(report, {"erase": path}))
 
 
 def test_two_sweeps_do_not_mix_arms_of_one_name(tmp_path: Path) -> None:

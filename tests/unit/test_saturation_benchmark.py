@@ -38,9 +38,10 @@ def test_gain_stands_beside_the_kernels_size(
     rows += [row("exact_wide", 512), row("aggregate_wide", 512), row("early_wide", 512, refused="out of memory")]
     unprofiled = {"kernels": None, "copies": None, "kernel_ms_sum": None, "overlap_share": None, "idle_share": None}
     rows += [row(f"{method}_medium", 512, **unprofiled) for method in ("exact", "aggregate", "early")]
-    file = tmp_path / "saturation.json"
-    file.write_text(json.dumps({"rows": rows}))
-    saturation.main(file)
+    files = [tmp_path / "saturation.json", tmp_path / "more.json"]
+    for file, part in zip(files, (rows[:6], rows[6:]), strict=True):
+        file.write_text(json.dumps({"rows": part}))
+    saturation.main(files)
     lines = capsys.readouterr().out.splitlines()
     assert "| narrow | 4,096 | 0.500 | 1.200 [1.100, 1.300] | 1.050 | 100 | 8.0 | 40 % | 10 % |" in lines
     assert "| medium | 512 | 0.500 | 1.200 [1.100, 1.300] | 1.050 |  |  |  |  |" in lines
@@ -51,4 +52,4 @@ def test_gain_stands_beside_the_kernels_size(
 def test_nothing_to_compare_is_said(saturation: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"rows": [row("early_narrow", 512)]}))
     with pytest.raises(typer.BadParameter, match="early, aggregate and exact were all timed"):
-        saturation.main(tmp_path / "x.json")
+        saturation.main([tmp_path / "x.json"])
