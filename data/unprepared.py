@@ -165,8 +165,7 @@ class Fitting:
 
     def finish(self) -> Features:
         """The fitted features."""
-        memory_bytes = MERGE_BYTES if self._stored else None
-        return merge_fits(self._config, [*self._stored, self._fit], memory_bytes)
+        return merge_fits(self._config, [*self._stored, self._fit])
 
 
 class _Pass:

@@ -80,8 +80,21 @@ class FeaturesFit:
         return state
 
 
+def vocabularies_of(config: FeaturesConfig) -> list[int]:
+    """Positions of the sparse features that have a vocabulary."""
+    return [position for position, feature in enumerate(config.sparse) if feature.encoding == "vocabulary"]
+
+
+def merge_vocabulary(config: FeaturesConfig, position: int, parts: Sequence[Path], memory_bytes: int) -> Vocabulary:
+    """Fits the sparse feature at ``position`` to all training rows; arguments as of :func:`merge_fits`."""
+    return _merge_vocabulary(config, position, [_opener(part) for part in parts], memory_bytes)
+
+
 def merge_fits(
-    config: FeaturesConfig, parts: Sequence[Path | FeaturesFit], memory_bytes: int | None = None
+    config: FeaturesConfig,
+    parts: Sequence[Path | FeaturesFit],
+    memory_bytes: int = MERGE_BYTES,
+    vocabularies: Mapping[int, Vocabulary] | None = None,
 ) -> Features:
     """Fits the features to all training rows.
 
@@ -89,7 +102,8 @@ def merge_fits(
         config: of all parts.
         parts: what the chunks said, in their order; in memory, or where :meth:`FeaturesFit.write` stored it.
         memory_bytes: how much merging a vocabulary may take, besides the vocabularies themselves; where that is not
-            enough for all that is stored, several passes each merge a share of the texts. None: ``MERGE_BYTES``.
+            enough for all that is stored, several passes each merge a share of the texts.
+        vocabularies: those of :func:`merge_vocabulary`, by position, where all were merged already.
     """
     opened = [_opener(part) for part in parts]
     moments, touched = _merge_small(config, opened)
@@ -101,10 +115,11 @@ def merge_fits(
             case "id":
                 encodings.append(IdRange(size_of(feature)))
             case "vocabulary":
-                counts = [partial(_counts_of, part, position) for part in opened]
-                bound = MERGE_BYTES if memory_bytes is None else memory_bytes
-                categories = frequent_categories(counts, feature.min_count, feature.num_embeddings, bound)
-                encodings.append(Vocabulary.of(categories))
+                encodings.append(
+                    _merge_vocabulary(config, position, opened, memory_bytes)
+                    if vocabularies is None
+                    else vocabularies[position]
+                )
     standards = tuple(
         moments[position].finish() if position in moments else Standard() for position in range(len(config.dense))
     )
@@ -140,6 +155,12 @@ def _merge_small(
             else:
                 touch(bits, found)
     return moments, touched
+
+
+def _merge_vocabulary(config: FeaturesConfig, position: int, parts: Sequence[Opener], memory_bytes: int) -> Vocabulary:
+    feature = config.sparse[position]
+    counts = [partial(_counts_of, part, position) for part in parts]
+    return Vocabulary.of(frequent_categories(counts, feature.min_count, feature.num_embeddings, memory_bytes))
 
 
 def _counts_of(part: Opener, position: int) -> Partitioned:

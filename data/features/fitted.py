@@ -203,8 +203,5 @@ def _restore(feature: SparseFeatureConfig, position: int, arrays: Mapping[str, p
         case "id":
             return IdRange(size_of(feature))
         case "vocabulary":
-            return Vocabulary(
-                categories=arrays[f"categories/{position}"],
-                hashes=numbers_of(arrays[f"hashes/{position}"]),
-                positions=numbers_of(arrays[f"positions/{position}"]),
-            )
+            names = ("categories", "hashes", "positions")
+            return Vocabulary.restored({name: arrays[f"{name}/{position}"] for name in names})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data.block import RowArray
+from data.features.arrays_file import numbers_of
 from data.features.cells import text_bytes
 from data.features.encoding import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, IntArray, narrow_rows
 from data.features.hashing import HashArray, hash_texts
@@ -45,6 +47,11 @@ class Vocabulary:
         hashes = hash_texts(categories)
         positions = np.argsort(hashes)
         return cls(categories, hashes[positions], narrow_rows(positions, FIRST_ROW + len(categories)))
+
+    @classmethod
+    def restored(cls, state: Mapping[str, pa.Array]) -> Vocabulary:
+        """From what :meth:`state` gave; no copy is made."""
+        return cls(state["categories"], numbers_of(state["hashes"]), numbers_of(state["positions"]))
 
     @property
     def table_rows(self) -> int:

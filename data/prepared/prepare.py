@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from data.bad_rows import BadRow
 from data.errors import DataError
+from data.features.fit import vocabularies_of
 from data.features.fitted import Features
 from data.features.vocabulary import INDEX_SHARE as VOCABULARY_INDEX_SHARE
 from data.leaks import IdRun, Repeats, find_repeats
@@ -41,7 +42,18 @@ from data.prepared.pool import WorkerPool
 from data.prepared.records import GroupRecord, Published
 from data.prepared.tally import Tally
 from data.prepared.words import duration_in_words, size_in_words
-from data.prepared.work import SPLITS, WORK, EncodeTask, MergeTask, ReadTask, encode_group, merge_features, read_group
+from data.prepared.work import (
+    SPLITS,
+    WORK,
+    EncodeTask,
+    MergeTask,
+    ReadTask,
+    VocabularyTask,
+    encode_group,
+    merge_features,
+    read_group,
+    write_vocabulary,
+)
 from data.quarantine import FILE as QUARANTINE
 from data.quarantine import write_quarantine
 from data.sources.source import Split
@@ -241,8 +253,14 @@ class _Preparation:
         unfinished = self._folder / WORK / FEATURES
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.rmtree(place, ignore_errors=True)
-        task = MergeTask(self._folder, self._config.features, fits, unfinished, memory.merge_bytes)
-        list(self._pool.in_order(merge_features, [task]))
+        features, bound = self._config.features, memory.merge_bytes // self._pool.size
+        vocabularies = [
+            VocabularyTask(self._folder, features, position, fits, bound) for position in vocabularies_of(features)
+        ]
+        for _ in self._pool.in_order(write_vocabulary, vocabularies):
+            pass
+        for _ in self._pool.in_order(merge_features, [MergeTask(self._folder, features, fits, unfinished)]):
+            pass
         unfinished.replace(place)
         files = [FileRecord.of(self._folder, f"{FEATURES}/{path.name}") for path in sorted(place.iterdir())]
         _Fitted(files=files).publish(note)

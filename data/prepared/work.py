@@ -17,11 +17,13 @@ import pyarrow as pa
 
 from data.bad_rows import BadRows
 from data.errors import DataError
+from data.features.arrays_file import read_arrays, write_arrays
 from data.features.cells import BadColumnError, FloatArray
-from data.features.fit import FeaturesFit, merge_fits
+from data.features.fit import FeaturesFit, merge_fits, merge_vocabulary, vocabularies_of
 from data.features.fitted import Features, encode_training, needs_fit
 from data.features.raw import CellCounts, RawRows, count_cells
 from data.features.raw_file import read_raw, write_raw
+from data.features.vocabulary import Vocabulary
 from data.leaks import IdRun
 from data.prepared.files import writing
 from data.prepared.manifest import FileRecord
@@ -89,22 +91,39 @@ class EncodeTask:
 
 
 @dataclass(frozen=True)
+class VocabularyTask:
+    """What all groups say of one vocabulary.
+
+    Attributes:
+        folder: the prepared folder.
+        config: the features, defaults filled in.
+        position: of the vocabulary among the sparse features.
+        fits: files in the order of the groups.
+        memory_bytes: how much merging may take.
+    """
+
+    folder: Path
+    config: FeaturesConfig
+    position: int
+    fits: tuple[str, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class MergeTask:
-    """The fits of all groups.
+    """The fits of all groups, whose vocabularies are merged.
 
     Attributes:
         folder: the prepared folder.
         config: the features, defaults filled in.
         fits: files in the order of the groups.
         place: folder for the fitted features.
-        memory_bytes: how much merging a vocabulary may take.
     """
 
     folder: Path
     config: FeaturesConfig
     fits: tuple[str, ...]
     place: Path
-    memory_bytes: int
 
 
 def part_name(split: Split, number: int) -> str:
@@ -126,6 +145,19 @@ def read_group(task: ReadTask) -> GroupRecord:
     return _finished_group(task) or _Group(task).read()
 
 
+def write_vocabulary(task: VocabularyTask) -> None:
+    """Merges a vocabulary and leaves it for :func:`merge_features`.
+
+    Raises:
+        DataError: files cannot be written.
+    """
+    with writing(task.folder):
+        fits = [task.folder / name for name in task.fits]
+        vocabulary = merge_vocabulary(task.config, task.position, fits, task.memory_bytes)
+        write_arrays(_vocabulary_file(task.folder, task.position), vocabulary.state())
+    pa.default_memory_pool().release_unused()
+
+
 def merge_features(task: MergeTask) -> None:
     """Fits the features and saves them; in a worker, since a process keeps the memory that it once needed.
 
@@ -133,8 +165,14 @@ def merge_features(task: MergeTask) -> None:
         DataError: files cannot be written.
     """
     with writing(task.folder):
+        vocabularies = {
+            position: Vocabulary.restored(read_arrays(_vocabulary_file(task.folder, position))[0])
+            for position in vocabularies_of(task.config)
+        }
         fits = [task.folder / name for name in task.fits]
-        merge_fits(task.config, fits, task.memory_bytes).save(task.place)
+        merge_fits(task.config, fits, vocabularies=vocabularies).save(task.place)
+        for position in vocabularies:
+            _vocabulary_file(task.folder, position).unlink()
     pa.default_memory_pool().release_unused()
 
 
@@ -158,6 +196,10 @@ def encode_group(task: EncodeTask) -> EncodedRecord:
     for file in task.raw:
         (task.folder / file.name).unlink(missing_ok=True)
     return record
+
+
+def _vocabulary_file(folder: Path, position: int) -> Path:
+    return folder / WORK / f"vocabulary-{position:05d}.arrow"
 
 
 def _finished_group(task: ReadTask) -> GroupRecord | None:
