@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from erase_rec.distributed.world import CollectiveError
 from erase_rec.errors import UserError
 
 SHOWN_ROWS = 5
 LAG_STEPS = 8
 """Steps that the host may be ahead of the last one whose losses it has seen, on CUDA."""
+POLL_S = 5e-5
+"""Time between two looks at the device: short beside the steps that the host is ahead."""
 
 
 class NonFiniteLossError(UserError):
@@ -45,14 +49,16 @@ class FiniteGuard:
         step: number of the step that :meth:`check` is called for next; set it when a run is resumed.
     """
 
-    def __init__(self, locate: Callable[[Tensor], list[str]]) -> None:
+    def __init__(self, locate: Callable[[Tensor], list[str]], *, timeout_s: float | None = None) -> None:
         """Starts at step 0.
 
         Args:
             locate: says where rows come from, for the message.
+            timeout_s: longest wait for a step on the device, where it waits for other ranks; None: there are none.
         """
         self.step = 0
         self._locate = locate
+        self._timeout_s = timeout_s
         self._pending: deque[_Pending] = deque()
         self._free: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._stream: torch.cuda.Stream | None = None
@@ -96,6 +102,7 @@ class FiniteGuard:
 
         Raises:
             NonFiniteLossError: a loss of such a step was not finite.
+            CollectiveError: the device waited for other ranks for too long.
         """
         self._read(down_to=LAG_STEPS - 1)
 
@@ -104,6 +111,7 @@ class FiniteGuard:
 
         Raises:
             NonFiniteLossError: a loss of a step since the last call was not finite.
+            CollectiveError: the device waited for other ranks for too long.
         """
         self._read(down_to=0)
 
@@ -116,9 +124,26 @@ class FiniteGuard:
     def _read(self, *, down_to: int) -> None:
         while len(self._pending) > down_to:
             pending = self._pending.popleft()
-            pending.copied.synchronize()
+            self._wait(pending)
             self._free.append((pending.finite, pending.copied))
             self._raise_unless(pending.finite, pending.step, pending.names, pending.row_ids)
+
+    def _wait(self, pending: _Pending) -> None:
+        """Host synchronisation. NCCL's watchdog does not see collectives that are replayed: the host counts itself.
+
+        Between two looks signals are handled, which a wait inside CUDA would hold up.
+        """
+        if self._timeout_s is None:
+            pending.copied.synchronize()
+            return
+        deadline = time.monotonic() + self._timeout_s
+        while not pending.copied.query():
+            if time.monotonic() > deadline:
+                raise CollectiveError(
+                    f"step {pending.step} did not end on the device within distributed.timeout_s "
+                    f"({self._timeout_s:g} s): another rank has ended, hangs, or asked for another collective"
+                )
+            time.sleep(POLL_S)
 
     def _raise_unless(self, finite: Tensor, step: int, names: tuple[str, ...], row_ids: Tensor) -> None:
         if bool(finite.all()):

@@ -237,7 +237,8 @@ def build_parts(
     blocks = trained_blocks(model, plan)
     optimizer = make_optimizer(config, model, plan, blocks, machine.dtype)
     forwards = _compiled_forwards(config, model, machine, world)
-    guard = FiniteGuard(datasets.train.locate)
+    timeout_s = config.distributed.timeout_s if world.size > 1 else None
+    guard = FiniteGuard(datasets.train.locate, timeout_s=timeout_s)
     names = model.tower_names()
     metrics = ProgressiveEvaluation(names, machine.device, world)
 

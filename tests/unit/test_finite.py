@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from erase_rec.distributed.world import CollectiveError
 from erase_rec.errors import UserError
-from erase_rec.finite import FiniteGuard, NonFiniteLossError, all_finite
+from erase_rec.finite import FiniteGuard, NonFiniteLossError, _Pending, all_finite
 
 
 def locate(row_ids: Tensor) -> list[str]:
@@ -55,3 +56,31 @@ def test_finite_losses_pass_and_nothing_is_left_to_drain_on_the_cpu() -> None:
     guard.check(flags(main=3e38), NAMES, torch.arange(1))
     guard.drain()
     assert guard.step == 1
+
+
+class Copied:
+    """An event that the device reaches after some looks at it."""
+
+    def __init__(self, looks: float) -> None:
+        self._looks = looks
+
+    def query(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
+def waiting(timeout_s: float, copied: Copied) -> FiniteGuard:
+    """A guard of one of several ranks with step 3 under way."""
+    guard = FiniteGuard(locate, timeout_s=timeout_s)
+    value = flags()
+    guard._pending.append(_Pending(3, NAMES, value, value, torch.arange(1), copied))  # type: ignore[arg-type]
+    return guard
+
+
+def test_a_step_that_waits_for_another_rank_for_ever_ends_the_run() -> None:
+    """NCCL's own watchdog does not see the collectives of a replayed graph."""
+    waiting(60, Copied(5)).drain()
+    with pytest.raises(
+        CollectiveError, match=r"step 3 did not end on the device within distributed.timeout_s \(0.01 s\)"
+    ):
+        waiting(0.01, Copied(math.inf)).drain()
