@@ -137,7 +137,7 @@ class FiniteGuard:
             pending.copied.synchronize()
             return
         deadline = time.monotonic() + self._timeout_s
-        while not pending.copied.query():
+        while not pending.copied.query():  # type: ignore[no-untyped-call]
             if time.monotonic() > deadline:
                 raise CollectiveError(
                     f"step {pending.step} did not end on the device within distributed.timeout_s "
