@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import warm_process
+from in_process import call
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -28,23 +28,8 @@ SMALL = [
 SIX = ("dense_mlp", "interaction", "cross", "deep", "mask", "attention")
 
 
-def call(cwd: Path, *arguments: str, expect: int = 0, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    """``python -m erase_rec`` in a folder of its own, under torchrun with several ranks."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    result = subprocess.run(
-        [sys.executable, *(torchrun if ranks > 1 else []), "-m", "erase_rec", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
-
-
-def in_process(*arguments: str) -> Any:
-    """The command in this process, where a test can reach into it."""
+def run_audit(*arguments: str) -> Any:
+    """The command alone; whatever its exit code is."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(audit.command)
     return CliRunner().invoke(app, [*arguments], catch_exceptions=False)
@@ -78,19 +63,19 @@ def test_six_towers_each_trained_by_its_own_loss_only(tmp_path: Path) -> None:
     ids=lambda changes: changes[-1],
 )
 def test_every_schedule_passes(changes: list[str]) -> None:
-    result = in_process("--config", "ctr_erase.yaml", "--steps", "1", *SMALL, *changes)
+    result = run_audit("--config", "ctr_erase.yaml", "--steps", "1", *SMALL, *changes)
     assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("config", ["chains/deep_mlp.yaml", "chains/transformer.yaml"])
 def test_chains_pass(config: str) -> None:
-    result = in_process("--config", config, "--steps", "1", *SMALL)
+    result = run_audit("--config", config, "--steps", "1", *SMALL)
     assert result.exit_code == 0, result.output
 
 
 def test_ranks_audit_together_and_the_first_one_speaks(tmp_path: Path) -> None:
     arguments = ("--steps", "1", "--json", "audit.json", *SMALL, "schedule.dispatch=non_blocking")
-    result = call(tmp_path, "audit", "--config", "ctr_erase.yaml", *arguments, ranks=2)
+    result = warm_process.run(tmp_path, "-m", "erase_rec", "audit", "--config", "ctr_erase.yaml", *arguments, ranks=2)
     report = json.loads((tmp_path / "audit.json").read_text())
     assert report["passed"] is True
     assert report["ranks"] == "2 ranks"
@@ -107,7 +92,7 @@ def test_a_configuration_with_one_loss_removed_is_refused(tmp_path: Path) -> Non
 def test_a_configuration_that_passes_by_the_check_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("erase_rec.config.load.RULES", ())
     out = tmp_path / "audit.json"
-    result = in_process("--config", "ctr_erase.yaml", "--json", str(out), *SMALL, "towers.cross.loss=null")
+    result = run_audit("--config", "ctr_erase.yaml", "--json", str(out), *SMALL, "towers.cross.loss=null")
     assert result.exit_code == 1, result.output
     assert "tower cross is detached and gets no gradient from its own local loss" in result.output
     report = json.loads(out.read_text())
@@ -125,7 +110,7 @@ def test_code_that_never_launches_a_backward_is_reported(monkeypatch: pytest.Mon
             original(self, state, op)
 
     monkeypatch.setattr(GradientProgram, "_early_backward", all_but_cross)
-    result = in_process("--config", "ctr_erase.yaml", "--steps", "1", *SMALL)
+    result = run_audit("--config", "ctr_erase.yaml", "--steps", "1", *SMALL)
     assert result.exit_code == 1, result.output
     assert "tower cross: the schedule gives no gradient to towers.cross." in result.output
 
@@ -151,7 +136,7 @@ def test_timeline_writes_a_chart_and_a_trace(tmp_path: Path) -> None:
 
 def test_timeline_refuses_what_is_no_png_before_it_reads_data(tmp_path: Path) -> None:
     result = call(tmp_path, "timeline", "--config", "ctr_erase.yaml", "--out", "step.pdf", expect=2)
-    assert result.stderr == "error: --out: expected the name of a PNG file, found step.pdf; write --out step.png\n"
+    assert result.stderr == "error: --out: expected the name of a PNG file, found step.pdf; write --out step.png"
 
 
 @pytest.mark.parametrize(

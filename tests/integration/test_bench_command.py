@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_process
 
 SMALL = [
     "data.params={rows: 600, eval_rows: 0}",
@@ -22,10 +22,8 @@ QUICK = ["--repeats", "5", "--steps", "2", "--warmup", "1"]
 
 
 def bench(cwd: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "erase_rec", "bench", "--config", "ctr_erase.yaml", *arguments, *QUICK, *SMALL]
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    command = ["-m", "erase_rec", "bench", "--config", "ctr_erase.yaml", *arguments, *QUICK, *SMALL]
+    return warm_process.run(cwd, *command, expect=expect)
 
 
 def rows_by_arm(path: Path, batch: int) -> dict[str, dict[str, Any]]:

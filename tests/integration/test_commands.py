@@ -1,4 +1,4 @@
-"""The commands a user types, as subprocesses in an empty folder."""
+"""The commands a user types, as processes in an empty folder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import warm_process
 from sklearn.metrics import log_loss, roc_auc_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -24,16 +26,23 @@ SMALL = [
 ]
 
 
+def typed(checkout: Path, arguments: Sequence[str]) -> list[str]:
+    """``train.py`` or ``-m erase_rec``, and its arguments."""
+    if arguments[0] == "train.py":
+        return [str(checkout / "train.py"), *arguments[1:]]
+    return ["-m", "erase_rec", *arguments]
+
+
 def call(checkout: Path, cwd: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs ``python train.py`` or ``python -m erase_rec`` as a user does."""
-    program = (
-        [sys.executable, str(checkout / "train.py")]
-        if arguments[0] == "train.py"
-        else [sys.executable, "-m", "erase_rec"]
-    )
-    rest = arguments[1:] if arguments[0] == "train.py" else arguments
-    result = subprocess.run([*program, *rest], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == expect, result.stdout + result.stderr
+    """Runs ``python train.py`` or ``python -m erase_rec``."""
+    return warm_process.run(cwd, *typed(checkout, arguments), expect=expect)
+
+
+def call_cold(checkout: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same by an interpreter of its own, as a user does."""
+    command = [sys.executable, *typed(checkout, arguments)]
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     return result
 
 
@@ -116,22 +125,17 @@ def test_kill_and_resume_equals_an_uninterrupted_run(checkout: Path, tmp_path: P
     ]
     command = ["train.py", "--config", "ctr_erase.yaml", *arguments]
     call(checkout, tmp_path, *command, "run.name=whole")
-    killed = subprocess.Popen(
-        [sys.executable, str(checkout / "train.py"), *command[1:], "run.name=killed"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     folder = tmp_path / "runs" / "killed"
-    limit = time.monotonic() + 120
-    while not (folder / "checkpoints" / "step_00000020").exists():
-        assert killed.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    with warm_process.started(tmp_path, typed(checkout, [*command, "run.name=killed"]), tmp_path) as killed:
+        limit = time.monotonic() + 120
+        while not (folder / "checkpoints" / "step_00000020").exists():
+            assert killed.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(timeout=60)
     assert len(rows(folder)) < 36
-    call(checkout, tmp_path, "train.py", "--resume", str(folder))
+    call_cold(checkout, tmp_path, "train.py", "--resume", str(folder))
     whole = tmp_path / "runs" / "whole"
     assert learned(folder) == learned(whole)
     for tag in ("train/ne", "lr/dense", "eval/ne", "tower/mask/grad_norm"):
@@ -200,19 +204,14 @@ def test_an_error_leaves_the_scalars_and_a_summary(checkout: Path, tmp_path: Pat
 def test_interrupt_leaves_every_finished_step(checkout: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "r"
     arguments = ["--config", "ctr_erase.yaml", "run.name=r", *SMALL, "train.epochs=200", "train.log_every_steps=1"]
-    running = subprocess.Popen(
-        [sys.executable, str(checkout / "train.py"), *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    limit = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text()) < 2000:
-        assert running.poll() is None
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    assert running.wait(timeout=60) == 130
+    with warm_process.started(tmp_path, typed(checkout, ["train.py", *arguments]), tmp_path) as running:
+        limit = time.monotonic() + 120
+        while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text()) < 2000:
+            assert running.poll() is None
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=60) == 130
     result = summary(folder)
     assert result["status"] == "interrupted"
     assert [step for step, _ in curve(folder, "train/ne")][-1] in {
@@ -224,14 +223,14 @@ def test_interrupt_leaves_every_finished_step(checkout: Path, tmp_path: Path) ->
 def test_help_and_version(checkout: Path, tmp_path: Path) -> None:
     for command in ([], ["train"], ["eval"], ["fetch"], ["bench"]):
         assert "Usage" in call(checkout, tmp_path, *command, "--help").stdout
-    assert call(checkout, tmp_path, "--version").stdout.startswith("erase-rec ")
+    assert call_cold(checkout, tmp_path, "--version").stdout.startswith("erase-rec ")
 
 
 def test_runs_from_any_folder_beside_a_stray_data_folder(checkout: Path, tmp_path: Path) -> None:
     """A folder named data in the current folder must not shadow the package."""
     (tmp_path / "data").mkdir()
     (tmp_path / "models").mkdir()
-    call(
+    call_cold(
         checkout,
         tmp_path,
         "train",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import call
 
 from data.synth import Spec, write_files
 from data.synth_rows import Synth
@@ -22,15 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
     """Holds ``prepared``, made from the first made-up rows."""
     folder = tmp_path_factory.mktemp("page")
     write_files(Spec(NUM_ROWS, 0, 1, "criteo"), folder, workers=1, on_rows=lambda rows: None)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "erase_rec", "prepare", "--config", str(checkout / "configs" / "ctr_criteo.yaml")),
-            *("--out", "prepared", "data.train=train-00000.tsv", "features.dense_defaults.transform=none"),
-        ],
-        cwd=folder,
-        check=True,
-        timeout=120,
-    )
+    config = str(checkout / "configs" / "ctr_criteo.yaml")
+    settings = ("data.train=train-00000.tsv", "features.dense_defaults.transform=none")
+    call(folder, "prepare", "--config", config, "--out", "prepared", *settings)
     return folder
 
 

@@ -16,9 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import in_process
 import numpy as np
 import pyarrow as pa
 import pytest
+
+from data.sources import text_file
 
 ROWS = 20_000
 # Chunks of 6 KiB: the file has as many groups as one of a thousand times its size.
@@ -197,46 +200,47 @@ def test_mistakes_end_with_one_message(workplace: Path) -> None:
         (["data.split.by=time"], "data.split.column"),
         (["towers.only.kind=mpl"], "did you mean 'mlp'?"),
     ]:
-        done = call(workplace, prepare_arguments("mistake", *more), 2)
+        arguments = ("prepare", "--config", "config.yaml", "--out", "mistake", "--workers", "2", *more)
+        done = in_process.call(workplace, *arguments, expect=2)
         assert words in done.stderr
         assert done.stderr.startswith("error: ")
     assert not (workplace / "mistake" / "manifest.json").exists()
 
 
-def test_a_dry_run_leaves_no_folder(workplace: Path) -> None:
-    shown = call(workplace, prepare_arguments("dry", "--dry-run")).stdout
+def test_a_dry_run_leaves_no_folder(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_file, "CHUNK_BYTES", 6 << 10)
+    monkeypatch.setattr(text_file, "READ_BYTES", 1 << 10)
+    shown = in_process.call(workplace, "prepare", "--config", "config.yaml", "--out", "dry", "--dry-run").stdout
     assert_estimate(shown)
     assert not (workplace / "dry").exists()
 
 
 def test_training_on_prepared_rows_is_training_on_the_files(workplace: Path, whole: dict[str, str]) -> None:
     """Chunks as ever: what a user types."""
-    module = [sys.executable, "-m", "erase_rec"]
-    call(workplace, [*module, "prepare", "--config", "config.yaml", "--out", "ready"])
+    in_process.call(workplace, "prepare", "--config", "config.yaml", "--out", "ready")
     results = []
     for name, data in (("files", []), ("ready", ["data.prepared=ready", "data.train=[]"])):
-        call(workplace, [*module, "train", "--config", "config.yaml", f"run.name={name}", *data])
+        in_process.call(workplace, "train", "--config", "config.yaml", f"run.name={name}", *data)
         summary = json.loads((workplace / "runs" / name / "summary.json").read_text())
         results.append((summary["eval"], summary["train"], summary["data"]["fingerprint"]))
     assert results[0] == results[1]
-    done = call(
-        workplace, [*module, "train", "--config", "config.yaml", "data.prepared=ready", "data.eval_fraction=0.3"], 2
-    )
+    refused = ("data.prepared=ready", "data.eval_fraction=0.3")
+    done = in_process.call(workplace, "train", "--config", "config.yaml", *refused, expect=2)
     assert "error: data.eval_fraction: 0.3 here, but " in done.stderr
     assert "ready was prepared with 0.2; take that setting" in done.stderr
 
 
 def test_inspect_shows_and_verifies(workplace: Path, whole: dict[str, str]) -> None:
-    shown = call(workplace, command("inspect", "whole", "--verify", "--dim", "8", "--html", "page.html")).stdout
+    shown = in_process.call(workplace, "inspect", "whole", "--verify", "--dim", "8", "--html", "page.html").stdout
     for words in ("label rate over rows in file order", "unseen in eval", "every file is as it was written"):
         assert words in shown
     assert (workplace / "page.html").read_text().startswith("<!doctype html>")
-    found = json.loads(call(workplace, command("inspect", "whole", "--json")).stdout)
+    found = json.loads(in_process.call(workplace, "inspect", "whole", "--json").stdout)
     assert sum(split["rows"] for split in found["splits"].values()) == ROWS
     call(workplace, ["cp", "-r", "whole", "damaged"])
     part = workplace / "damaged" / "train" / "part-00001.arrow"
     part.write_bytes(part.read_bytes().replace(b"\0" * 8, b"\0" * 7 + b"\1", 1))
-    done = call(workplace, command("inspect", "damaged", "--verify"), 2)
+    done = in_process.call(workplace, "inspect", "damaged", "--verify", expect=2)
     assert "error: damaged: damaged or missing: train/part-00001.arrow" in done.stderr
 
 

@@ -11,19 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from in_process import Ended, call
 
 
-def synth(cwd: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", "erase_rec", "synth", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+def synth(cwd: Path, *arguments: str, expect: int = 0) -> Ended:
+    return call(cwd, "synth", *arguments, expect=expect)
 
 
 def names(folder: Path) -> list[str]:
