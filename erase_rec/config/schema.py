@@ -314,8 +314,10 @@ class ScheduleConfig(Model):
     """Towers in the order in which the host launches them; empty: as they stand."""
     high_priority: Texts = ()
     """Towers whose kernels a CUDA device starts before those of the others."""
+    parameters_beside: Boolean = False
+    """``cuda_graph: step``: gradients that only parameters need run on streams beside the backward's chain."""
     autotune: Boolean = False
-    """``cuda_graph: step``: choose ``launch_order`` and ``high_priority`` by a short measurement at the start."""
+    """``cuda_graph: step``: choose the three above by a short measurement at the start."""
     strict: Boolean = False
     """``cuda_graph``: a step that cannot be replayed ends the run, naming the cause, instead of running uncaptured."""
 

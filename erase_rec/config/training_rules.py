@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from erase_rec.best_metric import COSTS
 from erase_rec.config.document import KeyPath
 from erase_rec.config.merge import ALTERNATIVES
+from erase_rec.config.parameters_beside import hindrance
 from erase_rec.config.rules import Finding, Rule
 from erase_rec.config.schema import Config
 from erase_rec.config.tower_rules import has_loss
@@ -54,9 +55,15 @@ def _autotuned_nothing(config: Config) -> Iterator[Finding]:
 
 
 def _autotuned_what_is_said(config: Config) -> Iterator[Finding]:
-    for key in ("launch_order", "high_priority"):
+    for key in ("launch_order", "high_priority", "parameters_beside"):
         if config.schedule.autotune and getattr(config.schedule, key):
             yield Finding(("schedule", key), "is given and autotune is true", also=(("schedule", "autotune"),))
+
+
+def _nothing_beside(config: Config) -> Iterator[Finding]:
+    found = hindrance(config)
+    if config.schedule.parameters_beside and found is not None:
+        yield Finding(("schedule", "parameters_beside"), f"is true and {found}", also=(("schedule", "cuda_graph"),))
 
 
 def _clipped_together(config: Config) -> Iterator[Finding]:
@@ -174,10 +181,17 @@ TRAINING_RULES = (
         _autotuned_nothing,
     ),
     Rule(
-        "`schedule.autotune: true` with a `launch_order` or `high_priority`",
-        "it chooses both",
+        "`schedule.autotune: true` with a `launch_order`, `high_priority` or `parameters_beside`",
+        "it chooses them",
         "leave out one of them",
         _autotuned_what_is_said,
+    ),
+    Rule(
+        "`schedule.parameters_beside: true` without captured steps over several streams, or with micro-batches, DDP or "
+        "`model.compile`",
+        "parameters' gradients would be read before they are joined, or nothing would run beside anything",
+        "leave parameters_beside out, or use cuda_graph: step, towers' own streams and reduction: bucket",
+        _nothing_beside,
     ),
     Rule(
         "`schedule.exact_every` with no detached tower",

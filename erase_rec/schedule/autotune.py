@@ -1,4 +1,4 @@
-"""Chooses in which order towers are launched and whose kernels come first, by measuring captured steps.
+"""Chooses the order of launches, whose kernels come first and what runs beside, by measuring captured steps.
 
 On a device that several streams share, what limits a step is the chain of its slowest tower, and that chain is as long
 as the other towers' kernels hold it up. Which of a few placements is fastest depends on model, batch and device, so a
@@ -38,14 +38,15 @@ WORTH = 0.005
 
 
 class Choice(BaseModel, frozen=True):
-    """A placement: ``schedule.launch_order`` and ``schedule.high_priority``."""
+    """A placement: the keys of ``schedule`` of these names."""
 
     launch_order: tuple[str, ...]
     high_priority: tuple[str, ...]
+    parameters_beside: bool = False
 
     def of(self, plan: Plan) -> Plan:
         """``plan`` with this placement."""
-        return replace(plan, launch_order=self.launch_order, high_priority=self.high_priority)
+        return replace(plan, **self.model_dump())
 
 
 class Tuning(BaseModel, frozen=True):
@@ -76,7 +77,8 @@ class Tuning(BaseModel, frozen=True):
         return (
             f"autotune: {times[self.choice]:.3f} ms a step instead of {configured_ms:.3f} with "
             f"schedule.launch_order=[{','.join(self.choice.launch_order)}] "
-            f"schedule.high_priority=[{','.join(self.choice.high_priority)}]"
+            f"schedule.high_priority=[{','.join(self.choice.high_priority)}] "
+            f"schedule.parameters_beside={str(self.choice.parameters_beside).lower()}"
         )
 
 
@@ -89,11 +91,18 @@ def candidates(plan: Plan, tower_ms: Mapping[str, float]) -> list[Choice]:
     """
     names = [tower.name for tower in plan.towers]
     slow_first = sorted(names, key=lambda name: -tower_ms[name])
-    orders = [_after_inputs(plan, order) for order in (names, slow_first, slow_first[::-1])]
+    as_it_stands, *orders = (_after_inputs(plan, order) for order in (names, slow_first, slow_first[::-1]))
     movable = [name for name in slow_first if plan.tower(name).stream != MAIN]
     preferred = [tuple(movable[:count]) for count in range(min(4, len(movable)))]
     preferred.append(tuple(movable[:-1]))
-    found = [Choice(launch_order=order, high_priority=first) for order in orders for first in preferred]
+    beside = (False, True) if plan.may_run_beside else (False,)
+    found = [
+        Choice(launch_order=as_it_stands, high_priority=first, parameters_beside=each)
+        for each in beside
+        for first in preferred
+    ]
+    # Where priorities say whose kernels come first, the order of launches hardly matters.
+    found += [Choice(launch_order=order, high_priority=first) for order in orders for first in preferred[:2]]
     return list(dict.fromkeys(found))
 
 

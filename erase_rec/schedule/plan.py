@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from erase_rec.config.parameters_beside import hindrance
 from erase_rec.config.schema import Config, TowerConfig
 
 MAIN = "main"
@@ -84,7 +85,8 @@ class Plan:
         high_priority: towers whose streams' kernels the device starts before those of others.
         exact_every: every so many steps nothing is cut; None: never.
         teacher_decay: share of its old value in the teacher's exponential average.
-        parameters_beside: gradients that only a block's parameters need may run beside its backward.
+        parameters_beside: gradients that only a block's parameters need run beside its backward.
+        may_run_beside: that is possible.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -101,6 +103,7 @@ class Plan:
     exact_every: int | None = None
     teacher_decay: float = 0.999
     parameters_beside: bool = False
+    may_run_beside: bool = False
 
     @classmethod
     def from_config(cls, config: Config, world_size: int = 1) -> Plan:
@@ -111,23 +114,12 @@ class Plan:
         assert schedule.embedding_gradient is not None
         assert schedule.optimizer is not None
         assert schedule.cuda_graph is not None
-        reduction = distributed.reduction or ("bucket" if world_size > 1 else None)
-        # Not worth its launches in a step that the host launches; DDP's hooks and sums over micro-batches read at once,
-        # and what is compiled launches by itself.
-        towers = tuple(_tower_plan(tower, schedule.early_backward) for tower in config.towers)
-        beside = (
-            schedule.cuda_graph == "step"
-            and any(tower.stream != MAIN for tower in towers)
-            and config.train.micro_batches == 1
-            and reduction in {None, "bucket"}
-            and not config.model.compile
-        )
         return cls(
-            towers=towers,
+            towers=tuple(_tower_plan(tower, schedule.early_backward) for tower in config.towers),
             embedding_gradient=schedule.embedding_gradient,
             dispatch=schedule.dispatch,
             workers=schedule.workers,
-            reduction=reduction,
+            reduction=distributed.reduction or ("bucket" if world_size > 1 else None),
             find_unused_parameters=bool(distributed.find_unused_parameters),
             optimizer=schedule.optimizer,
             micro_batches=config.train.micro_batches,
@@ -136,7 +128,8 @@ class Plan:
             high_priority=schedule.high_priority,
             exact_every=schedule.exact_every,
             teacher_decay=config.over_arch.teacher_decay,
-            parameters_beside=beside,
+            parameters_beside=schedule.parameters_beside,
+            may_run_beside=hindrance(config) is None,
         )
 
     def is_exact(self, step: int) -> bool:

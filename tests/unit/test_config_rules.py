@@ -280,6 +280,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "leave out one of them",
     ),
     (
+        "parameters beside nothing",
+        {"schedule": {"preset": "erase", "cuda_graph": "none", "parameters_beside": True}},
+        "schedule.parameters_beside",
+        "leave parameters_beside out",
+    ),
+    (
         "an order that lacks a tower",
         {"schedule": {"preset": "erase", "launch_order": ["deep"]}},
         "schedule.launch_order",

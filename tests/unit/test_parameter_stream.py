@@ -10,6 +10,7 @@ import torch
 from schedule_cases import CPU, NAMES, make_batch, make_config, make_model, make_step, state_of, tower
 from torch import Tensor, nn
 
+from erase_rec.config.parameters_beside import hindrance
 from erase_rec.config.schema import Config
 from erase_rec.distributed.world import World
 from erase_rec.finite import NonFiniteLossError
@@ -121,16 +122,22 @@ def test_a_missing_join_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"schedule": {"preset": "erase", "cuda_graph": "step"}}, True),
-        ({"schedule": {"preset": "erase", "cuda_graph": "tower"}}, False),
-        ({"schedule": {"preset": "erase", "cuda_graph": "none"}}, False),
-        ({"schedule": {"preset": "exact", "cuda_graph": "step"}}, False),
-        ({"schedule": {"preset": "erase", "cuda_graph": "step"}, "train": {"steps": 1, "micro_batches": 2}}, False),
-        ({"schedule": {"preset": "erase", "cuda_graph": "step"}, "model": {"compile": True}}, False),
+        ({}, None),
+        ({"schedule": {"cuda_graph": "tower"}}, "schedule.cuda_graph is tower"),
+        ({"schedule": {"preset": "exact", "cuda_graph": "step"}}, "all towers are on the main stream"),
+        ({"train": {"micro_batches": 2}}, "train.micro_batches is 2"),
+        ({"distributed": {"reduction": "ddp"}}, "distributed.reduction is ddp"),
+        ({"distributed": {"reduction": "bucket"}}, None),
+        ({"model": {"compile": True}}, "model.compile is true"),
     ],
 )
-def test_plans_of_captured_steps_on_streams_ask_for_it(sections: dict[str, Any], expected: bool) -> None:
-    config = make_config([tower("deep")], **{key: value for key, value in sections.items() if key != "model"})
+def test_what_keeps_them_inside(sections: dict[str, Any], expected: str | None) -> None:
+    schedule = {"preset": "erase", "cuda_graph": "step", **sections.pop("schedule", {})}
+    config = make_config(
+        [tower("deep")], schedule=schedule, **{key: sections[key] for key in sections if key != "model"}
+    )
     if "model" in sections:
         config = config.model_copy(update={"model": config.model.model_copy(update=sections["model"])})
-    assert Plan.from_config(config).parameters_beside is expected
+    assert hindrance(config) == expected
+    plan = Plan.from_config(config)
+    assert (plan.parameters_beside, plan.may_run_beside) == (False, expected is None)
