@@ -8,6 +8,11 @@ PYTHON ?= python3
 LOCK := requirements/$(if $(GPU),cuda,cpu).lock
 VENV := .venv
 BIN := $(VENV)/bin
+# torch comes by pip, whose settings may name its build; the many others by uv, which unpacks them side by side, from
+# pip's index, or by pip where uv lacks a setting. Bytecode is compiled as modules are imported: most never are.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+INDEX := $${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || echo https://pypi.org/simple)}
+UV := UV_DEFAULT_INDEX=$(INDEX) $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python
 # Named by content: changed locks install again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 
@@ -18,9 +23,9 @@ setup: $(STAMP)
 $(STAMP):
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] >= (3, 11) else "erase-rec needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' $(LOCK))
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+	$(PIP) uv==0.13.9 $$(grep '^torch==' $(LOCK))
+	$(UV) --no-deps -r $(LOCK) || $(PIP) --no-deps -r $(LOCK)
+	$(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	touch $@
 
 demo: setup

@@ -1,4 +1,7 @@
-"""``torchrun --nproc-per-node N train.py``: whole runs on several ranks, their resumption, their end by failure."""
+"""``torchrun --nproc-per-node N train.py``: whole runs on several ranks, their resumption, their end by failure.
+
+Where torchrun is not what is tested, ranks are warm processes with its environment.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm_process
 
 from erase_rec.checkpoint import CheckpointManager, load, stored_layout
 
@@ -32,21 +36,28 @@ def steps(count: int) -> list[str]:
     return ["train.epochs=null", f"train.steps={count}"]
 
 
-def torchrun(folder: Path, program: Path, ranks: int, *arguments: str, expect: int = 0) -> Any:
-    """Runs ``program`` on ``ranks`` ranks; one rank without torchrun."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(program), *arguments]
+def fails_under_torchrun(folder: Path, program: Path, *arguments: str) -> Any:
+    """Two ranks that torchrun starts, and sees end by a failure."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program), *arguments]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == expect, result.stdout + result.stderr
+    assert result.returncode == 1, result.stdout + result.stderr
     return result
+
+
+def run(folder: Path, program: Path, ranks: int, *arguments: str, expect: int = 0) -> Any:
+    return warm_process.run(folder, str(program), *arguments, ranks=ranks, expect=expect)
+
+
+def overridden(ranks: int, *overrides: str) -> list[str]:
+    """Arguments of small runs; the last of a key counts."""
+    given = [*SMALL, f"train.local_batch_size={60 // ranks}", *overrides]
+    settings = dict(each.split("=", 1) for each in given)
+    return ["--config", "ctr_erase.yaml", *(f"{key}={value}" for key, value in settings.items())]
 
 
 def start(checkout: Path, folder: Path, ranks: int, *overrides: str, expect: int = 0) -> Any:
     folder.mkdir(exist_ok=True)
-    given = [*SMALL, f"train.local_batch_size={60 // ranks}", *overrides]
-    settings = dict(each.split("=", 1) for each in given)  # the last of a key counts
-    arguments = [f"{key}={value}" for key, value in settings.items()]
-    return torchrun(folder, checkout / "train.py", ranks, "--config", "ctr_erase.yaml", *arguments, expect=expect)
+    return run(folder, checkout / "train.py", ranks, *overridden(ranks, *overrides), expect=expect)
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(checkout: Path, tmp_path: Path) -> No
     start(checkout, whole, 2, *given, *steps(12))
     start(checkout, cut, 2, *given, *steps(5))  # where a window ends, between two checkpoints
     workers = "data.workers=2"  # no batch depends on them
-    torchrun(cut, checkout / "train.py", 2, "--resume", "runs/r", "train.steps=12", workers)
+    run(cut, checkout / "train.py", 2, "--resume", "runs/r", "train.steps=12", workers)
     expected, found = tensors(whole), tensors(cut)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
@@ -109,13 +120,13 @@ def test_a_resumed_run_goes_on_bit_for_bit(checkout: Path, tmp_path: Path) -> No
 
 def test_the_end_of_an_epoch_fits_any_number_of_ranks(checkout: Path, tmp_path: Path) -> None:
     start(checkout, tmp_path, 2)
-    result = torchrun(tmp_path, checkout / "train.py", 3, "--resume", "runs/r", "train.epochs=2")
+    result = run(tmp_path, checkout / "train.py", 3, "--resume", "runs/r", "train.epochs=2")
     assert "resuming from runs/r/checkpoints/step_00000010" in result.stdout
     found = summary(tmp_path)
     # A step of three ranks is 90 rows: six full steps and one of 60 after the ten of two ranks.
     assert found["train"]["steps"] == 17
     assert found["train"]["rows"] == 1200
-    torchrun(tmp_path, checkout / "train.py", 1, "--resume", "runs/r", "train.epochs=3")
+    run(tmp_path, checkout / "train.py", 1, "--resume", "runs/r", "train.epochs=3")
     assert summary(tmp_path)["train"]["steps"] == 17 + 21
     assert summary(tmp_path)["train"]["rows"] == 1200 + 601
 
@@ -141,11 +152,9 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(checkout: Path, tmp_path:
     """Two ranks, then one, then three take the rows of one epoch: each row once, but one that three cannot share."""
     program = tmp_path / "audited.py"
     program.write_text(AUDITED.format(checkout=str(checkout)))
-    given = dict(each.split("=", 1) for each in [*SMALL, *steps(5), "train.local_batch_size=30"])
-    overrides = [f"{key}={value}" for key, value in given.items()]
-    torchrun(tmp_path, program, 2, "--config", "ctr_erase.yaml", *overrides)  # 300 rows
-    torchrun(tmp_path, program, 1, "--resume", "runs/r", "train.steps=9")  # 120 more
-    result = torchrun(tmp_path, program, 3, "--resume", "runs/r", "train.steps=12")  # 90 + 90, and 90 of the next epoch
+    run(tmp_path, program, 2, *overridden(2, *steps(5)))  # 300 rows
+    run(tmp_path, program, 1, "--resume", "runs/r", "train.steps=9")  # 120 more
+    result = run(tmp_path, program, 3, "--resume", "runs/r", "train.steps=12")  # 90 + 90, and 90 of the next epoch
     assert "1 of the rows that are left of epoch 1 are left out of it" in result.stdout
     lines = [line.split() for path in tmp_path.glob("rows-*.txt") for line in path.read_text().splitlines()]
     trained = {epoch: [row for line in lines if line[0] == epoch for row in line[1:]] for epoch in ("0", "1")}
@@ -176,8 +185,7 @@ train.run(train.app)
 def test_a_tower_that_raises_on_one_rank_ends_all(checkout: Path, tmp_path: Path) -> None:
     program = tmp_path / "failing.py"
     program.write_text(FAILING.format(checkout=str(checkout)))
-    arguments = ["--config", "ctr_erase.yaml", *SMALL, "train.local_batch_size=30"]
-    result = torchrun(tmp_path, program, 2, *arguments, expect=1)
+    result = fails_under_torchrun(tmp_path, program, *overridden(2))
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert errors == ["error: rank 1: ValueError: planted (in forward of tower cross)"]
     assert summary(tmp_path)["status"] == "failed"
@@ -207,17 +215,15 @@ def test_a_rank_that_skips_one_reduction_is_found(
     """At the next comparison, or at the end of a run that is too short for one."""
     program = tmp_path / "skipping.py"
     program.write_text(SKIPPING.format(checkout=str(checkout)))
-    arguments = [*SMALL, *steps(8), "train.local_batch_size=30", f"distributed.check_every={check_every}"]
-    given = dict(each.split("=", 1) for each in arguments)  # the last of a key counts
-    overrides = [f"{key}={value}" for key, value in given.items()]
-    result = torchrun(tmp_path, program, 2, "--config", "ctr_erase.yaml", *overrides, expect=1)
+    arguments = overridden(2, *steps(8), f"distributed.check_every={check_every}")
+    result = run(tmp_path, program, 2, *arguments, expect=1)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
     assert f"step {seen_at}: the ranks' parameters differ: tower mask (rank 0 | rank 1)" in errors[0]
 
 
 def test_a_loss_that_is_not_finite_ends_all_ranks_with_code_2(checkout: Path, tmp_path: Path) -> None:
-    result = start(checkout, tmp_path, 2, "optimizer.dense.lr=1e30", expect=1)
+    result = fails_under_torchrun(tmp_path, checkout / "train.py", *overridden(2, "optimizer.dense.lr=1e30"))
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
     assert "nan or infinite on the rows" in errors[0]
@@ -227,7 +233,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_with_code_2(checkout: Path, tm
 
 
 def test_a_mistake_in_the_data_is_said_once(checkout: Path, tmp_path: Path) -> None:
-    result = start(checkout, tmp_path, 3, "data.params={rows: 2, eval_rows: 5}", expect=1)
+    result = start(checkout, tmp_path, 3, "data.params={rows: 2, eval_rows: 5}", expect=2)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
     assert "data.train: 2 rows cannot be shared by 3 ranks" in errors[0]
@@ -237,9 +243,6 @@ def test_a_mistake_in_the_data_is_said_once(checkout: Path, tmp_path: Path) -> N
 def test_evaluation_runs_on_several_ranks(checkout: Path, tmp_path: Path) -> None:
     start(checkout, tmp_path, 2, "eval.scores=true")
     command = ["-m", "erase_rec", "eval", "--checkpoint", "runs/r", "--json"]
-    alone = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", *command]
-    several = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, check=True)
-    expected, found = json.loads(alone.stdout), json.loads(several.stdout)
+    expected, found = (json.loads(warm_process.run(tmp_path, *command, ranks=ranks).stdout) for ranks in (1, 3))
     assert found["eval"]["rows"] == expected["eval"]["rows"] == 301
     assert found["eval"]["auc"] == expected["eval"]["auc"] == summary(tmp_path)["eval"]["auc"]
