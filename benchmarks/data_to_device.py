@@ -3,8 +3,9 @@
     python benchmarks/data_to_device.py --out data-to-device.json
 
 Writes made-up Criteo rows, prepares them, and then, at each number of the loader's threads: batches to the device as
-fast as they come; steps that only keep the device busy for 1 ms; and training steps of ``ctr_criteo.yaml`` in turns with
-the same steps on batches that lie on the device. Under 90 s on one H200 and 16 cores. On a CPU it measures what there is.
+fast as they come; steps that only keep the device busy for 1 ms; and training steps of ``ctr_criteo.yaml`` in turns
+with the same steps on batches that lie on the device. Under 90 s on one H200 and 16 cores. On a CPU it measures what
+there is.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def to_device(batches: Iterator[Batch], rows: int, device: torch.device) -> floa
 
 
 def synchronize(device: torch.device) -> None:
+    """Waits for the device, where there is something to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
