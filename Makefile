@@ -9,10 +9,11 @@ LOCK := requirements/$(if $(GPU),cuda,cpu).lock
 VENV := .venv
 BIN := $(VENV)/bin
 # torch comes by pip, whose settings may name its build; the many others by uv, which unpacks them side by side, from
-# pip's index, or by pip where uv lacks a setting. Bytecode is compiled as modules are imported: most never are.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# pip's index, or by pip where uv lacks a setting. Both compile bytecode: where Python may write none, imports take twice
+# as long without.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 INDEX := $${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || echo https://pypi.org/simple)}
-UV := UV_DEFAULT_INDEX=$(INDEX) $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python
+UV := UV_DEFAULT_INDEX=$(INDEX) $(BIN)/uv pip install --quiet --compile-bytecode --system-certs --python $(BIN)/python
 # Named by content: changed locks install again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 
