@@ -35,7 +35,7 @@ RESULT = EvalResult(
         "cross": {"ne": math.nan, "auc": 0.7},
     },
     most_like={"deep": "cross"},
-    extra={"prediction_std": math.inf},
+    extra={"accuracy": 0.75, "prediction_std": math.inf},
 )
 
 
@@ -68,6 +68,7 @@ def test_the_file_holds_the_documented_keys_and_null_for_undefined(tmp_path: Pat
         ".eval.calibration": 1.1,
         ".eval.base_rate": 0.2,
         ".eval.rows": 1234,
+        ".eval.accuracy": 0.75,
         ".eval.prediction_std": None,
         ".towers.deep.ne": 0.9,
         ".towers.deep.auc": 0.6,
