@@ -309,7 +309,8 @@ def _finish(part: Part, started: Started, limit_s: float, out: Path) -> None:
     part.exit_code = started.wait(limit_s)
     part.seconds = started.seconds()
     if out.exists():
-        part.found = json.loads(out.read_text(encoding="utf-8"))
+        # The folder is gone afterwards: what names it is of no use to a reader.
+        part.found = json.loads(out.read_text(encoding="utf-8").replace(f"{out.parent}/", ""))
     if part.exit_code is None:
         part.problem = f"{started.tail()}\nended at its limit of {limit_s:.0f} s"
     elif part.exit_code:

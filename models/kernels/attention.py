@@ -24,9 +24,9 @@ ROWS = 128
 """Rows of one projection: 4 samples of up to 32 fields."""
 MAX_FIELDS = 32
 PARTS = 4
+"""Query, key, value and residual, in this order in the weight."""
 SMALL_BATCH = 2048
 """Samples up to which the backward leaves half of each multiprocessor to other towers."""
-"""Query, key, value and residual, in this order in the weight."""
 
 
 def attention_applies(field_BFD: Tensor, weight_XD: Tensor, num_heads: int) -> bool:
@@ -224,9 +224,7 @@ def _attention_backward(
     grad_field_BFD = torch.empty(field_BFD.shape, dtype=field_BFD.dtype, device=field_BFD.device)
     grad_weight_XD = torch.empty_like(weight_XD)
     # Two fill a multiprocessor's registers, and no other tower's kernel would start: worth it only for many samples.
-    programs = _programs(field_BFD, per_multiprocessor=1)
-    if field_BFD.shape[0] > SMALL_BATCH:
-        programs = _programs(field_BFD, per_multiprocessor=2)
+    programs = _programs(field_BFD, per_multiprocessor=1 if field_BFD.shape[0] <= SMALL_BATCH else 2)
     partial_PXD = torch.empty((programs, *weight_XD.shape), dtype=torch.float32, device=field_BFD.device)
     _backward_kernel[(programs,)](
         field_BFD,

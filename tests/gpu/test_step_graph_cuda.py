@@ -263,7 +263,7 @@ def test_no_memory_grows(datasets, batches) -> None:  # type: ignore[no-untyped-
         captured.step(batch, measure=True)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    for number in range(2000):
+    for number in range(5000):
         captured.step(batches[number % len(batches)], measure=number % 100 == 0)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before[0] + 2**20

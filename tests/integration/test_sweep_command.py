@@ -29,7 +29,7 @@ base: base.yaml
 arms:
   exact: {schedule.preset: exact, towers.deep.loss: null, towers.cross.loss: null}
   detached: {schedule.preset: detached}
-  early: {schedule.preset: erase}
+seeds: [1, 2]
 """
 ENDS_S = 300.0
 
@@ -72,7 +72,7 @@ def results(sweep: Path) -> dict[tuple[str, int], Any]:
 @pytest.mark.timeout(900)
 def test_a_sweep_killed_in_the_middle_and_called_again_is_as_one_that_was_not(folder: Path) -> None:
     whole = call(folder, "--config", "sweep.yaml", "--jobs", "2", "--out", "whole")
-    assert "[3/3]" in whole.stdout
+    assert "[4/4]" in whole.stdout
     assert "mean eval.ne" in whole.stdout
 
     with subprocess.Popen(command("--config", "sweep.yaml", "--out", "killed"), cwd=folder) as sweep:
@@ -94,7 +94,7 @@ def test_a_sweep_killed_in_the_middle_and_called_again_is_as_one_that_was_not(fo
     call(folder, "--config", "sweep.yaml", "--out", "killed")
     assert first.stat().st_mtime_ns == written, "a finished point ran again"
     assert results(folder / "killed") == results(folder / "whole")
-    assert len(results(folder / "whole")) == 3
+    assert len(results(folder / "whole")) == 4
 
 
 @pytest.mark.timeout(600)
@@ -167,7 +167,7 @@ def test_a_search_goes_on_and_names_the_best_trial(folder: Path) -> None:
 
 def test_a_dry_run_lists_the_points_and_makes_nothing(folder: Path) -> None:
     listed = call(folder, "--config", "sweep.yaml", "--dry-run").stdout
-    assert listed.count("pending") == 3
+    assert listed.count("pending") == 4
     assert sorted(path.name for path in folder.iterdir()) == ["base.yaml", "sweep.yaml"]
 
 

@@ -220,6 +220,7 @@ def test_rows_count_all_steps_and_the_strongest_is_no_pair() -> None:
     exact, early = planned("exact_eager"), planned("early_blocking")
     turns = [Turn(np.array([1.0, 2.0]), np.array([0.5, 0.5])), Turn(np.array([3.0, 6.0]), np.array([0.5, 0.5]))]
     row = Row.of("w", exact, 2).timed(turns)
+    assert row.turns_qps_p90 == pytest.approx([2e3 * row.batch / 1.1, 2e3 * row.batch / 3.3])
     assert (row.step_ms_p50, row.step_ms_mean, row.data_wait_ms) == (2.5, 3.0, 0.5)
     assert row.qps_mean == pytest.approx(2 * 64 / 3e-3)
     fast = replace(Row.of("w", exact, 2), repeats=row.arm, step_ms_p50=0.1)
