@@ -28,7 +28,7 @@ from erase_rec.run_folder import RunFolder
 from erase_rec.schedule.overlap import overlap_report
 from erase_rec.schedule.program import program
 from erase_rec.schedule.step_graphs import WARM_UP_STEPS
-from erase_rec.training_loop import Parts
+from erase_rec.training_loop import Parts, checkpoint_tensors
 
 pytestmark = pytest.mark.gpu
 ROWS = 512
@@ -71,13 +71,16 @@ def step(parts: Parts, batch: Batch, number: int, schedule: LRSchedule, **keys: 
     return parts.step(batch, **keys)
 
 
-def losses(parts: Parts, batches: Sequence[Batch], steps: int, **keys: Any) -> Tensor:
-    """Main and local losses of ``steps`` steps, without a host synchronisation of ours in between."""
-    schedule = LRSchedule(parts.config.optimizer.lr_schedule, steps)
-    torch.cuda.manual_seed_all(2)  # dropout
+def losses(parts: Parts, batches: Sequence[Batch], steps: int, *, first: int = 0, total: int | None = None) -> Tensor:
+    """Main and local losses of ``steps`` steps, without a host synchronisation of ours in between.
+
+    They are the steps from ``first`` on of a run of ``total`` (all there are by default).
+    """
+    schedule = LRSchedule(parts.config.optimizer.lr_schedule, steps if total is None else total)
+    torch.cuda.manual_seed_all(2 + first)  # dropout
     found = []
-    for number in range(steps):
-        output = step(parts, batches[number % len(batches)], number, schedule, **keys)
+    for number in range(first, first + steps):
+        output = step(parts, batches[number % len(batches)], number, schedule)
         found.append(torch.stack([output.loss, *output.local_losses.values()]))
     return torch.stack(found).cpu()
 
@@ -115,17 +118,33 @@ WAYS = {
 }
 
 
+STEPS = 300
+TOGETHER = 50
+"""Steps after which the captured run takes over the plain one's state, as a resumed run does: a step goes on from the
+one before, and what rounding makes of that grows tenfold in a hundred steps."""
+
+
+def take_over(captured: Parts, plain: Parts) -> None:
+    """Gives the captured run the state of the plain one, in place, as one that goes on from a checkpoint."""
+    state, held = checkpoint_tensors(plain), checkpoint_tensors(captured)
+    assert state.keys() == held.keys()
+    for name, value in held.items():
+        value.copy_(state[name])  # type: ignore[union-attr, arg-type]
+    captured.optimizer.refresh()
+    captured.model.embeddings.load_optimizer_state(
+        {table: dict(entries) for table, entries in plain.model.embeddings.optimizer_state().items()}
+    )
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_replays_are_the_plain_steps(datasets, batches, way: str) -> None:  # type: ignore[no-untyped-def]
-    """A hundred steps with warm-up and decay of both learning rates.
-
-    Half as many of the objectives together: they go on from each other's results, and what rounding makes of that
-    grows from 1e-6 to 6e-5 over a hundred.
-    """
+    """Three hundred steps with warm-up and decay of both learning rates, and a state taken over in the middle."""
     captured, plain = both(datasets, *WAYS[way])
-    steps = 50 if way == "objectives" else 100
-    expected = losses(plain, batches, steps)
-    torch.testing.assert_close(losses(captured, batches, steps), expected, rtol=1e-5, atol=1e-7)
+    for first in range(0, STEPS, TOGETHER):
+        if first > 0:
+            take_over(captured, plain)
+        expected, found = (losses(parts, batches, TOGETHER, first=first, total=STEPS) for parts in (plain, captured))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
     for name, value in plain.model.dense_state().items():
         torch.testing.assert_close(captured.model.dense_state()[name], value, rtol=1e-4, atol=1e-6, msg=name)
     for name, value in plain.model.embeddings.tables().items():
@@ -139,8 +158,11 @@ def test_bf16_replays_are_the_plain_steps(datasets, batches, beside: str) -> Non
     plain = build(load("schedule.preset=erase", "schedule.cuda_graph=none", "train.precision=bf16"), datasets)
     overrides = ["schedule.optimizer=per_tower", f"schedule.parameters_beside={beside}", "train.precision=bf16"]
     captured = build(load(*EARLY, *overrides), datasets)
-    expected = losses(plain, batches, 50)
-    torch.testing.assert_close(losses(captured, batches, 50), expected, rtol=1e-3, atol=1e-4)
+    for first in range(0, STEPS, TOGETHER):
+        if first > 0:
+            take_over(captured, plain)
+        expected, found = (losses(parts, batches, TOGETHER, first=first, total=STEPS) for parts in (plain, captured))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_adam_of_the_tables_is_launched_plainly_and_says_why(datasets, batches, caplog) -> None:  # type: ignore[no-untyped-def]
