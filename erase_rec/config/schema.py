@@ -121,6 +121,9 @@ class SparseFeatureConfig(Model):
     """Column in the source; ``None``: the feature's name."""
     encoding: Literal["hash", "vocabulary", "id"] = "hash"
     """How a category becomes a row of the table: by its hash, its rank by count, or as the number that it is."""
+    derive: Literal["log_square", "hour", "weekday", "weekend"] | None = None
+    """Category computed from the cell: of a count v above 2 floor(log(v)^2), else v without its fraction; or of a time
+    written YYMMDDHH its hour, weekday (0: Sunday) or weekend (1 or 0). ``None``: the cell itself."""
     num_embeddings: PositiveInt | None = None
     """Categories: buckets of ``hash``, the id range of ``id`` (both need it), an upper bound for ``vocabulary``."""
     min_count: PositiveInt = 1
@@ -159,6 +162,7 @@ class SparseDefaults(Model):
     """Defaults of ``features.sparse`` entries."""
 
     encoding: Literal["hash", "vocabulary", "id"] | None = None
+    derive: Literal["log_square", "hour", "weekday", "weekend"] | None = None
     num_embeddings: PositiveInt | None = None
     min_count: PositiveInt | None = None
     embedding_dim: PositiveInt | None = None
@@ -316,8 +320,10 @@ class ScheduleConfig(Model):
     """Towers whose kernels a CUDA device starts before those of the others."""
     parameters_beside: Boolean = False
     """``cuda_graph: step``: gradients that only parameters need run on streams beside the backward's chain."""
+    matmul_share: Annotated[PositiveNumber, Field(le=1)] = 1.0
+    """CUDA: share of the multiprocessors that matrix products' kernels are chosen for, so that towers fit beside."""
     autotune: Boolean = False
-    """``cuda_graph: step``: choose the three above by a short measurement at the start."""
+    """``cuda_graph: step``: choose the four above by a short measurement at the start."""
     strict: Boolean = False
     """``cuda_graph``: a step that cannot be replayed ends the run, naming the cause, instead of running uncaptured."""
 

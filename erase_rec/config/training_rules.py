@@ -55,8 +55,9 @@ def _autotuned_nothing(config: Config) -> Iterator[Finding]:
 
 
 def _autotuned_what_is_said(config: Config) -> Iterator[Finding]:
-    for key in ("launch_order", "high_priority", "parameters_beside"):
-        if config.schedule.autotune and getattr(config.schedule, key):
+    chosen = {"launch_order": (), "high_priority": (), "parameters_beside": False, "matmul_share": 1.0}
+    for key, left_out in chosen.items():
+        if config.schedule.autotune and getattr(config.schedule, key) != left_out:
             yield Finding(("schedule", key), "is given and autotune is true", also=(("schedule", "autotune"),))
 
 
@@ -181,7 +182,7 @@ TRAINING_RULES = (
         _autotuned_nothing,
     ),
     Rule(
-        "`schedule.autotune: true` with a `launch_order`, `high_priority` or `parameters_beside`",
+        "`schedule.autotune: true` with a `launch_order`, `high_priority`, `parameters_beside` or `matmul_share`",
         "it chooses them",
         "leave out one of them",
         _autotuned_what_is_said,

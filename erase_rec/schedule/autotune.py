@@ -1,8 +1,9 @@
-"""Chooses the order of launches, whose kernels come first and what runs beside, by measuring captured steps.
+"""Chooses what runs where in a captured step, by measuring: order, priorities, what runs beside, shares of the device.
 
 On a device that several streams share, what limits a step is the chain of its slowest tower, and that chain is as long
 as the other towers' kernels hold it up. Which of a few placements is fastest depends on model, batch and device, so a
-few are captured and timed, interleaved, before training. No placement changes a number that is computed.
+few are captured and timed, interleaved, before training; of the best one then a few shares of the device. No placement
+changes a number that is computed, but for the rounding of matrix products under another share.
 
 While that is done learning rates are 0, and whatever else a step moves (optimizers' states, running statistics, random
 generators) is put back afterwards: training starts where it would have started without.
@@ -33,6 +34,9 @@ ROUNDS = 5
 STEPS = 20
 WARM_UP = 6
 """Steps of a placement before it is timed; it is captured within them."""
+SHARES = (0.5, 0.33, 0.12)
+"""Values of ``schedule.matmul_share`` to try. On an H200, kernels for an eighth of the device are the fastest at 1024
+rows a step, those for a third at 4096."""
 WORTH = 0.005
 """Share of the step time that another placement must save to be chosen over the configured one."""
 
@@ -43,6 +47,7 @@ class Choice(BaseModel, frozen=True):
     launch_order: tuple[str, ...]
     high_priority: tuple[str, ...]
     parameters_beside: bool = False
+    matmul_share: float = 1.0
 
     def of(self, plan: Plan) -> Plan:
         """``plan`` with this placement."""
@@ -78,7 +83,8 @@ class Tuning(BaseModel, frozen=True):
             f"autotune: {times[self.choice]:.3f} ms a step instead of {configured_ms:.3f} with "
             f"schedule.launch_order=[{','.join(self.choice.launch_order)}] "
             f"schedule.high_priority=[{','.join(self.choice.high_priority)}] "
-            f"schedule.parameters_beside={str(self.choice.parameters_beside).lower()}"
+            f"schedule.parameters_beside={str(self.choice.parameters_beside).lower()} "
+            f"schedule.matmul_share={self.choice.matmul_share:g}"
         )
 
 
@@ -125,6 +131,23 @@ def autotune(
     step(batches[0], measure=True)
     tower_ms = _tower_ms(plan, streams.intervals())
     choices = world.broadcast_object("autotune.choices", candidates(plan, tower_ms))
+    measured = _measured(choices, plan, batches, make_step, world)
+    best = Tuning.by(measured).choice
+    shares = [best.model_copy(update={"matmul_share": share}) for share in (best.matmul_share, *SHARES)]
+    again = _measured(shares, plan, batches, make_step, world)
+    # Against what was measured beside it: times of the two rounds are not to be compared.
+    faster = Tuning.by(again)
+    return Tuning(choice=faster.choice, measured=(*measured, *again[1:]))
+
+
+def _measured(
+    choices: Sequence[Choice],
+    plan: Plan,
+    batches: Sequence[Batch],
+    make_step: Callable[[Plan], tuple[TrainStep, MeasuredStreams]],
+    world: World,
+) -> list[tuple[Choice, float]]:
+    """Median step times in milliseconds, interleaved."""
     steps = [make_step(choice.of(plan))[0] for choice in choices]
     for each in steps:
         _timed(each, batches, WARM_UP)
@@ -134,7 +157,7 @@ def autotune(
         for index in order:
             turns[index].append(_timed(steps[index], batches, STEPS))
     times = world.broadcast_object("autotune.times", [median(found) for found in turns])
-    return Tuning.by(list(zip(choices, times, strict=True)))
+    return list(zip(choices, times, strict=True))
 
 
 @contextmanager

@@ -87,6 +87,7 @@ class Plan:
         teacher_decay: share of its old value in the teacher's exponential average.
         parameters_beside: gradients that only a block's parameters need run beside its backward.
         may_run_beside: that is possible.
+        matmul_share: share of a CUDA device's multiprocessors that matrix products' kernels are chosen for.
     """
 
     towers: tuple[TowerPlan, ...]
@@ -104,6 +105,7 @@ class Plan:
     teacher_decay: float = 0.999
     parameters_beside: bool = False
     may_run_beside: bool = False
+    matmul_share: float = 1.0
 
     @classmethod
     def from_config(cls, config: Config, world_size: int = 1) -> Plan:
@@ -130,6 +132,7 @@ class Plan:
             teacher_decay=config.over_arch.teacher_decay,
             parameters_beside=schedule.parameters_beside,
             may_run_beside=hindrance(config) is None,
+            matmul_share=schedule.matmul_share,
         )
 
     def is_exact(self, step: int) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from erase_rec.batch import Batch, StepOutput
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.finite import FiniteGuard, all_finite
+from erase_rec.matmul_share import matmul_share
 from erase_rec.protocols import ProgressiveMetrics
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import MAIN_LOSS
@@ -127,7 +128,8 @@ class ScheduledStep:
             embeddings.backward_and_update(state.pooled, gradient, state.order)
 
         finish = {"check": check, "metrics": metrics, "update": update, "table_update": table_update}
-        return self._gradients.run(batch, finish, measure=measure, exact=exact).output
+        with matmul_share(self._gradients.plan.matmul_share, self.device()):
+            return self._gradients.run(batch, finish, measure=measure, exact=exact).output
 
     def _take_gradients(self, block: str) -> dict[str, Tensor | None]:
         self._gradients.wait(block)

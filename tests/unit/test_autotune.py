@@ -17,7 +17,7 @@ from erase_rec.config.load import load_config
 from erase_rec.distributed.world import World
 from erase_rec.run_folder import RunFolder
 from erase_rec.schedule import autotune as module
-from erase_rec.schedule.autotune import Choice, Tuning, autotune, candidates, nothing_learnt
+from erase_rec.schedule.autotune import SHARES, Choice, Tuning, autotune, candidates, nothing_learnt
 from erase_rec.schedule.plan import Plan
 
 
@@ -82,7 +82,8 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 
             with nothing_learnt(parts.model, parts.optimizer, machine.device):
                 tuning = autotune(replace(parts.plan), batches, trial, World())
-            assert len(tuning.measured) > 3
+            assert len(tuning.measured) > 3 + len(SHARES)
+            assert [choice.matmul_share for choice, _ in tuning.measured[-len(SHARES) :]] == list(SHARES)
             parts.guard.step = 0
         torch.manual_seed(7)
         parts.optimizer.set_lr(0.01)
