@@ -9,6 +9,7 @@ from data.errors import DataError
 from data.features.bags import bags_of, flatten, ragged_positions, read_weights
 from data.features.cells import BadCellsError, one_array, read_categories
 from data.features.columns import column_of, size_of
+from data.features.derived import derive
 from data.features.encoding import FILLED_ROW, MISSING_ROW
 from data.features.hashing import read_buckets
 from data.features.id_range import read_ids
@@ -53,15 +54,17 @@ def read_sparse(columns: pa.Table, feature: SparseFeatureConfig) -> RawSparse:
 
 
 def _read_cells(cells: pa.Array, feature: SparseFeatureConfig) -> RawSparse:
-    missing_row = FILLED_ROW if feature.fill else MISSING_ROW
+    missing_row, missing_values = FILLED_ROW if feature.fill else MISSING_ROW, feature.missing_values
+    if feature.derive is not None:
+        cells, missing_values = derive(cells, feature.derive, missing_values), ()  # missing cells are null then
     match feature.encoding:
         case "hash":
-            return RawSparse(read_buckets(cells, size_of(feature), feature.missing_values, missing_row))
+            return RawSparse(read_buckets(cells, size_of(feature), missing_values, missing_row))
         case "id":
             _check_fill(feature)
-            return RawSparse(read_ids(cells, size_of(feature), feature.missing_values, missing_row))
+            return RawSparse(read_ids(cells, size_of(feature), missing_values, missing_row))
         case "vocabulary":
-            categories = read_categories(cells, feature.missing_values, missing_row=missing_row)
+            categories = read_categories(cells, missing_values, missing_row=missing_row)
             return RawSparse(categories.values, categories.texts)
 
 

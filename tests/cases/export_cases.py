@@ -49,6 +49,7 @@ def rows(seed: int, count: int) -> pd.DataFrame:
             "tags": ["|".join(rng.choice(["a", "b", "c"], rng.integers(0, 5))) for _ in range(count)],
             "terms": terms,
             "shares": [rng.random(len(bag)).tolist() for bag in terms],
+            "time": rng.choice(["14102100", "14102523", "14110212", ""], count),
         }
     )
 

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ FEATURES = FeaturesConfig.model_validate(
                 "fill": "none",
             },
             {"name": "terms", "num_embeddings": 20, "multi_valued": True, "weights": "shares"},
+            {"name": "spend", "column": "price", "encoding": "vocabulary", "derive": "log_square"},
+            {"name": "weekday", "column": "time", "encoding": "vocabulary", "derive": "weekday", "fill": "0"},
         ],
     }
 )  # fmt: skip
@@ -75,7 +78,7 @@ def fitted() -> Features:
 @pytest.fixture
 def folder(fitted: Features, tmp_path: Path) -> Path:
     """An export without a program."""
-    dense, sparse = write_features(tmp_path, fitted, [4] * 5)
+    dense, sparse = write_features(tmp_path, fitted, [4] * 7)
     inputs, outputs = tensors_of(FEATURES)
     origin = {name: "" for name in Origin.model_fields}
     manifest = Manifest(
@@ -99,7 +102,8 @@ def unlike_training() -> pd.DataFrame:
     frame.loc[0:9, "city"] = ["Nome", "", CITIES[3], "nowhere", "Rome", "Oslo ", "rome", "0", "x" * 40, "Bonn"]
     frame.loc[0:4, "device"] = ["never seen", "desk", "", "tablet", "tv"]
     frame.loc[0:3, "tags"] = ["a|new|b|c", "", "|a", "zzz"]
-    frame["price"] = np.where(np.arange(60) % 7 == 0, np.nan, frame["price"])
+    frame["time"] = np.where(np.arange(60) % 5 == 0, "14102210", frame["time"])
+    frame["price"] = np.where(np.arange(60) % 7 == 0, np.nan, np.where(np.arange(60) % 7 == 1, 33.5, frame["price"]))
     return frame
 
 
@@ -132,6 +136,14 @@ def plain_dense(entry: Mapping[str, Any], value: Any) -> float:
     return (number - entry["mean"]) / entry["std"] if config["transform"] == "standardize" else number
 
 
+def derived(kind: str, number: float) -> str:
+    if kind == "log_square":
+        return str(math.floor(math.log(number) ** 2) if number > 2 else int(number))
+    written = f"{int(number):08d}"
+    day = datetime.strptime(written, "%y%m%d%H")
+    return {"hour": str(day.hour), "weekday": day.strftime("%w"), "weekend": str(int(day.weekday() > 4))}[kind]
+
+
 class PlainCategories:
     """A sparse feature's categories, from the manifest and the feature's file."""
 
@@ -151,6 +163,8 @@ class PlainCategories:
             if not self.config["fill"]:
                 return 0
             text = self.config["fill"]
+        elif self.config["derive"]:
+            text = derived(self.config["derive"], float(text))
         if self.config["encoding"] == "id":
             return int(text) + 2
         if self.config["encoding"] == "vocabulary":
@@ -181,7 +195,7 @@ def test_another_program_makes_the_same_inputs(fitted: Features, folder: Path) -
         if not config["multi_valued"]:
             found = [categories.row(cell) for cell in cells]
             assert next(single).tolist() == found
-            assert config["encoding"] == "id" or 1 in found, "nothing was unseen"
+            assert config["encoding"] == "id" or 1 in found, f"nothing was unseen: {config['name']}"
             continue
         values, lengths, *weights = next(bags)
         assert values.tolist() == [row for cell in cells for row in categories.bag(cell)]
@@ -211,7 +225,7 @@ def test_inputs_are_named_in_order() -> None:
     inputs, outputs = tensors_of(FEATURES)
     assert [(each.name, each.shape) for each in inputs] == [
         ("dense", ("rows", 3)),
-        ("ids", ("rows", 3)),
+        ("ids", ("rows", 5)),
         ("bag_0_rows", ("values_0",)),
         ("bag_0_lengths", ("rows",)),
         ("bag_1_rows", ("values_1",)),
