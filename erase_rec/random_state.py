@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from erase_rec.checkpoint import restore_rng, rng_state
 from erase_rec.distributed.world import World
 
 PREFIX = "rng/"
@@ -46,3 +45,18 @@ class RandomState:
         if ranks > 1:
             own = {name: state[self._world.rank].clone() for name, state in own.items()}
         restore_rng(own, self._device)
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """State of torch's generators that training on ``device`` draws from: ``cpu``, and ``cuda`` there; uint8 each."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Takes over what :func:`rng_state` gave for ``device``."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -16,6 +16,7 @@ from erase_rec.checkpoint import CheckpointManager
 from erase_rec.config.schema import DenseOptimizerConfig
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.finite import LAG_STEPS, FiniteGuard, NonFiniteLossError, all_finite
+from erase_rec.random_state import restore_rng, rng_state
 
 pytestmark = pytest.mark.gpu
 
@@ -101,8 +102,8 @@ def test_optimizer_resumes_bitwise_through_a_checkpoint(tmp_path: Path, kind: st
 
 def test_random_numbers_of_the_device_go_on_where_they_stopped() -> None:
     device = torch.device("cuda")
-    saved = {name: state.clone() for name, state in checkpoint.rng_state(device).items()}
+    saved = {name: state.clone() for name, state in rng_state(device).items()}
     expected = torch.rand(5, device=device)
-    checkpoint.restore_rng(saved, device)
+    restore_rng(saved, device)
     assert torch.equal(torch.rand(5, device=device), expected)
     assert set(saved) == {"cpu", "cuda"}

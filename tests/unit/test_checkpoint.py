@@ -20,6 +20,7 @@ from torch import Tensor
 from erase_rec import checkpoint
 from erase_rec.checkpoint import CheckpointError, CheckpointFormatError, CheckpointManager, load, read_state
 from erase_rec.errors import UserError
+from erase_rec.random_state import restore_rng, rng_state
 
 CPU = torch.device("cpu")
 
@@ -331,9 +332,9 @@ def test_what_is_no_disk_error_comes_through_as_itself(
 def test_random_numbers_go_on_where_they_stopped() -> None:
     torch.manual_seed(3)
     torch.rand(5)
-    saved = {name: state.clone() for name, state in checkpoint.rng_state(CPU).items()}
+    saved = {name: state.clone() for name, state in rng_state(CPU).items()}
     expected = torch.rand(5)
     torch.manual_seed(4)
-    checkpoint.restore_rng(saved, CPU)
+    restore_rng(saved, CPU)
     assert torch.equal(torch.rand(5), expected)
     assert set(saved) == {"cpu"}
