@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +15,12 @@ from erase_rec import checkpoint
 from erase_rec.batch import Batch, Scores
 from erase_rec.best_metric import BestMetric
 from erase_rec.callbacks import CallbackError, Callbacks
+from erase_rec.checkpoint.stalls import Stalls
 from erase_rec.config.schema import Config
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.distributed.replicas import ReplicaGuard, RunningStatistics
 from erase_rec.distributed.shards import Held, Shards
+from erase_rec.distributed.stop import Stopped
 from erase_rec.distributed.table_plan import ShardingPlan
 from erase_rec.distributed.world import World
 from erase_rec.early_stopping import EarlyStopping
@@ -88,7 +91,6 @@ class TrainingLoop:
         overlap: of the last logged step.
         timeline: of the last logged step of this process that had a whole batch, if any had.
         grad_norms: of each tower in the last logged step, before clipping.
-        check_interrupt: called after each step; raises to end the run.
     """
 
     parts: Parts
@@ -100,7 +102,6 @@ class TrainingLoop:
     overlap: OverlapReport | None = None
     timeline: StepTimeline | None = None
     grad_norms: dict[str, float] = field(default_factory=dict)
-    check_interrupt: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Derives the loop's state from the configuration."""
@@ -118,11 +119,13 @@ class TrainingLoop:
         self._best = BestMetric(train.early_stopping.metric if train.early_stopping else BEST_METRIC)
         self._device = self.parts.step.device()
         self.timer = StepTimer(clock_for(self._device), train.warmup_qps_steps)
+        self._stalls = Stalls(clock_for(self._device))
         self._said: set[str] = set()
         self._stop = False
         self._random = RandomState(self.parts.world, self._device)
         self._statistics = RunningStatistics(self.parts.world, self.parts.model)
         self._evaluated_step = self._saved_step = -1
+        self._evaluation_is_due = False
 
     def resume(self, path: Path) -> None:
         """Continues from the checkpoint at ``path``, whose position the trainer was made with.
@@ -152,7 +155,8 @@ class TrainingLoop:
             self._stop = self._early_stopping.exhausted
         self._evaluated_step = state["evaluated_step"]
         self.grad_norms = state["grad_norms"]
-        self._saved_step = self.position.step
+        self._evaluation_is_due = state.get("evaluation_is_due", False)
+        self._saved_step = -1 if self._evaluation_is_due else self.position.step
         self.parts.guard.step = self.position.step
         self._random.restore(whole, ranks)
 
@@ -161,10 +165,35 @@ class TrainingLoop:
 
         Returns:
             ``completed`` or ``stopped_early``.
+
+        Raises:
+            Stopped: it was told to end; a checkpoint of this place was written.
         """
-        position = self.position
         if self.parts.world.size > 1:
-            self.parts.replicas.check(position.step)
+            self.parts.replicas.check(self.position.step)
+        try:
+            self._train()
+            self._conclude()
+        except Stopped:
+            self._save()
+            self.parts.checkpoints.finish(self.parts.config.distributed.timeout_s)
+            raise
+        except CallbackError:
+            if self.parts.world.size == 1:  # a checkpoint is gathered from all ranks, and the others know nothing yet
+                self._save()
+            raise
+        finally:
+            self.parts.checkpoints.settle(self.parts.config.distributed.timeout_s)
+        self.callbacks.tell(self.position.step, self.position.epoch)
+        if self.last_eval is None and self.parts.eval_loader is not None:
+            self.last_eval = self.evaluate()  # resumed after the last evaluation: the same rows, the same result
+        for sentence in [] if self.last_eval is None else tower_warnings(self.last_eval):
+            self.progress.message(f"warning: {sentence}")
+        return "stopped_early" if self._stop else "completed"
+
+    def _train(self) -> None:
+        """Every step that is left."""
+        position = self.position
         batches = prefetch(
             self.parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True), self._device
         )
@@ -172,27 +201,32 @@ class TrainingLoop:
             self.callbacks.state.total_steps = self.total_steps
             self.callbacks.start(position.step, position.epoch)
             self.timer.resume()
+            if self._evaluation_is_due:
+                self._evaluate()
             while not self._finished():
                 with self.timer.waiting():
                     batch = next(batches)
                 self._train_on(batch)
-                self.check_interrupt()
-        except CallbackError:
-            if self.parts.world.size == 1:  # a checkpoint is gathered from all ranks, and the others know nothing yet
-                self._save()
-            raise
+                self.parts.world.stop.passed()
         finally:
             batches.close()  # stops the loader's threads
+
+    def _conclude(self) -> None:
+        """What is due after the last step."""
         if self.parts.world.size > 1 and not self.parts.replicas.is_due(self.position.step):
             self._compare_replicas()
         self._evaluate()
         self._save()
-        self.callbacks.tell(self.position.step, self.position.epoch)
-        if self.last_eval is None and self.parts.eval_loader is not None:
-            self.last_eval = self.evaluate()  # resumed after the last evaluation: the same rows, the same result
-        for sentence in [] if self.last_eval is None else tower_warnings(self.last_eval):
-            self.progress.message(f"warning: {sentence}")
-        return "stopped_early" if self._stop else "completed"
+        with self._stalls.standing_still(saves=0):
+            self.parts.checkpoints.finish()
+        self._tell_of_checkpoints()
+        if (sentence := self._stalls.sentence()) is not None:
+            self.progress.message(sentence)
+
+    def _tell_of_checkpoints(self) -> None:
+        """Lets callbacks know what was published; what a write beside training met ends the run here."""
+        for path in self.parts.checkpoints.published():
+            self.callbacks.checkpoint(path)
 
     def _finished(self) -> bool:
         return self._stop or self.position.step >= self.total_steps
@@ -225,6 +259,7 @@ class TrainingLoop:
     def _tell(self, logged: bool) -> None:
         """Lets callbacks end the run: at once where there is one rank, else where all ranks meet to log."""
         callbacks, state, world = self.callbacks, self.callbacks.state, self.parts.world
+        self._tell_of_checkpoints()
         callbacks.tell(self.position.step, self.position.epoch)
         if callbacks.callbacks and world.size > 1 and logged:
             state.stop_reason = world.broadcast_object("callbacks", state.stop_reason)
@@ -262,7 +297,7 @@ class TrainingLoop:
         self.overlap = overlap_report(intervals, ops)
         if self.timeline is None or rows == config.train.local_batch_size:
             self.timeline = StepTimeline(step, rows, intervals, self.overlap.critical_path)
-        values = window | self.timer.window().scalars() | self.overlap.scalars()
+        values = window | self.timer.window().scalars() | self.overlap.scalars() | self._stalls.scalars()
         values["lr/dense"] = config.optimizer.dense.lr * factor
         values["lr/sparse"] = config.optimizer.sparse.lr * factor
         for block, norm in grad_norms.items():
@@ -293,8 +328,9 @@ class TrainingLoop:
             return
         self.timer.pause()
         self._verify()
-        self._evaluated_step = self.position.step
+        self._evaluation_is_due = True  # of a checkpoint that is written because somebody ends the run here
         result = self.last_eval = self.evaluate()
+        self._evaluated_step, self._evaluation_is_due = self.position.step, False
         scalars = eval_scalars(result)
         self.log.scalars(self.position.step, scalars)
         self.log.flush()
@@ -311,16 +347,26 @@ class TrainingLoop:
         self.timer.resume()
 
     def evaluate(self, keep_scores: bool = False) -> EvalResult:
-        """Scores the held-out rows with the present parameters."""
-        assert self.parts.eval_loader is not None
+        """Scores the held-out rows with the present parameters.
+
+        Raises:
+            Stopped: the run was told to end, between two batches.
+        """
         self.parts.model.train(False)
-        with torch.no_grad():
-            result = self.parts.evaluator.evaluate(
-                self.parts.score, self.parts.eval_loader.batches(0), keep_scores=keep_scores
-            )
-        self.parts.model.train(True)
+        try:
+            with torch.no_grad(), closing(self._held_out()) as batches:
+                result = self.parts.evaluator.evaluate(self.parts.score, batches, keep_scores=keep_scores)
+        finally:
+            self.parts.model.train(True)
         self.parts.model.embeddings.verify()
         return result
+
+    def _held_out(self) -> Generator[Batch]:
+        """The held-out batches; the run can stop after each."""
+        assert self.parts.eval_loader is not None
+        for batch in self.parts.eval_loader.batches(0):
+            yield batch
+            self.parts.world.stop.passed()
 
     def _save(self, *, is_best: bool = False) -> None:
         if self._saved_step == self.position.step and not is_best:
@@ -334,14 +380,14 @@ class TrainingLoop:
             "best": self._best.state_dict(),
             "early_stopping": self._early_stopping.state_dict() if self._early_stopping else None,
             "evaluated_step": self._evaluated_step,
+            "evaluation_is_due": self._evaluation_is_due,
             "grad_norms": self.grad_norms,
             "data_fingerprint": self.parts.data_fingerprint,
             "ranks": self.parts.world.size,
         }
         tensors: dict[str, Held] = {**checkpoint_tensors(self.parts), **self._random.tensors()}
-        path = self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
-        if self.parts.world.is_first:
-            self.callbacks.checkpoint(path)
+        with self._stalls.standing_still():
+            self.parts.checkpoints.save(self.position.step, tensors, state, is_best=is_best)
         self._saved_step = self.position.step
         self.timer.resume()
 

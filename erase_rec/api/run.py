@@ -18,13 +18,14 @@ from erase_rec import environment
 from erase_rec.api.assembly import ContentCatalog, Machine, build_parts, join_ranks
 from erase_rec.api.config import Config
 from erase_rec.api.introduction import introduction
+from erase_rec.api.restart import begun_run, job_entry, same_data
 from erase_rec.callbacks import Callback, CallbackError, Callbacks, RunState
 from erase_rec.checkpoint import CheckpointManager, read_state
 from erase_rec.config import schema
 from erase_rec.config.load import config_hash, dump_config, load_config
+from erase_rec.distributed.stop import Stopped
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
-from erase_rec.interrupt import noted_interrupts
 from erase_rec.position import Position, planned_steps
 from erase_rec.progress import Progress, show_progress
 from erase_rec.run_folder import RunFolder
@@ -52,6 +53,8 @@ RESUMABLE = (
 """Sections and keys that may change when a run is resumed: no batch depends on them ..."""
 FIXED = ("train.local_batch_size", "train.precision", "train.device")
 """... without these: the data position or the numbers depend on them."""
+LAST_WRITE_S = 20.0
+"""Time that a checkpoint which is being written has once another rank has failed; launchers kill after 30."""
 
 
 @dataclass
@@ -79,20 +82,29 @@ class Run:
     is_first: bool = True
 
     def start(self, written: Config) -> None:
-        """Trains anew. The folder is made once the data have been read, so that a mistake leaves none behind."""
+        """Trains anew, or goes on where torchrun has started the ranks of this job again.
+
+        The folder is made once the data have been read, so that a mistake leaves none behind.
+        """
         resolved = written.resolved()
         config = _with_absolute_paths(resolved)
         with join_ranks(config) as (world, machine):
-            chosen = RunFolder(Path())
-            if world.is_first:
+            path = begun = begun_run(config, world)
+            if world.is_first and begun is None:
                 where = config.run
-                chosen = RunFolder.choose(
+                path = RunFolder.choose(
                     Path(where.dir), where.name, config_name=written.name, config_hash=config_hash(resolved)
-                )
-            folder = RunFolder(world.broadcast_object("run_folder", chosen.path))
+                ).path
+            path, goes_on = world.broadcast_object("run_folder", (path, begun is not None))
+            assert path is not None
+            folder = RunFolder(path)
+            if goes_on:
+                self._go_on(folder, config, machine, world)
+                return
             datasets = self.open_data(config, rank=world.rank, world_size=world.size, pin=machine.pins)
+            same_data(datasets, world)
             if world.is_first:
-                record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint}
+                record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint} | job_entry()
                 with folder.made() as beginning:
                     datasets.features.save(beginning.features)
                     datasets.write_quarantine(beginning.path)
@@ -113,23 +125,27 @@ class Run:
         folder = RunFolder.open(path)
         config = _with_absolute_paths(load_config(folder.config, overrides, catalog=ContentCatalog()).config)
         with join_ranks(config) as (world, machine):
-            datasets = self.open_data(
-                config,
-                features=load_features(folder.features),
-                rank=world.rank,
-                world_size=world.size,
-                pin=machine.pins,
+            self._go_on(folder, config, machine, world)
+
+    def _go_on(self, folder: RunFolder, config: schema.Config, machine: Machine, world: World) -> None:
+        datasets = self.open_data(
+            config,
+            features=load_features(folder.features),
+            rank=world.rank,
+            world_size=world.size,
+            pin=machine.pins,
+        )
+        same_data(datasets, world)
+        recorded = folder.read_environment()["data_fingerprint"]
+        if recorded != datasets.fingerprint:
+            raise UserError(
+                f"--resume: the data are not those of the run: their fingerprint is {datasets.fingerprint[:12]}, "
+                f"the run read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
             )
-            recorded = folder.read_environment()["data_fingerprint"]
-            if recorded != datasets.fingerprint:
-                raise UserError(
-                    f"--resume: the data are not those of the run: their fingerprint is {datasets.fingerprint[:12]}, "
-                    f"the run read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
-                )
-            start, notes = _newest_checkpoint(folder, config, world)
-            if world.is_first:
-                folder.write_config(dump_config(config))
-            self._train(config, folder, datasets, machine, world, start=start, notes=notes)
+        start, notes = _newest_checkpoint(folder, config, world)
+        if world.is_first:
+            folder.write_config(dump_config(config))
+        self._train(config, folder, datasets, machine, world, start=start, notes=notes)
 
     def _train(
         self,
@@ -189,17 +205,19 @@ class Run:
         def last_words() -> None:
             progress.close()
             _summarize(loop, datasets, "failed").write(folder.path)
+            loop.parts.checkpoints.settle(LAST_WRITE_S)
 
         world.last_words = last_words
         status: Status = "failed"
         try:
             if start is not None:
                 loop.resume(start)
-            with noted_interrupts() as loop.check_interrupt:
+            with world.stop.listening():
                 status = loop.fit()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as told:
             status = "interrupted"
-            progress.message(f"interrupted; continue with: python train.py --resume {folder.path}")
+            at = f"{told} after step {loop.position.step}" if isinstance(told, Stopped) else "interrupted"
+            progress.message(f"{at}; continue with: python train.py --resume {folder.path}")
             raise
         finally:
             world.last_words = progress.close

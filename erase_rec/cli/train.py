@@ -30,6 +30,7 @@ def command(
         raise UserError("give --config FILE to start a run, or --resume RUN_FOLDER to continue one")
     from erase_rec import Config, Trainer
     from erase_rec.distributed.failure import INTERRUPTED
+    from erase_rec.distributed.stop import Stopped
 
     try:
         if resume is not None:
@@ -38,6 +39,8 @@ def command(
             assert config is not None
             trainer = Trainer(Config.from_yaml(config, overrides or []))
         trainer.fit()
+    except Stopped as told:
+        raise typer.Exit(told.exit_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if trainer.run.is_first:

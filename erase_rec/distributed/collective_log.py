@@ -106,9 +106,9 @@ class CollectiveLog:
         """Hexadecimal digest of every entry so far."""
         return self._hash.hexdigest()
 
-    def tail(self) -> LogTail:
+    def tail(self, entries: int = KEPT_ENTRIES) -> LogTail:
         """The last entries; may be called from another thread."""
-        return LogTail(self.count, [str(entry) for entry in tuple(self.recent)])
+        return LogTail(self.count, [str(entry) for entry in tuple(self.recent)[-entries:]])
 
 
 def first_difference(tails: Mapping[int, LogTail]) -> str | None:
@@ -120,3 +120,25 @@ def first_difference(tails: Mapping[int, LogTail]) -> str | None:
             asked = ", ".join(f"rank {rank} for {entry}" for rank, entry in found.items())
             return f"the ranks asked for different collectives (number {index}): {asked}"
     return None
+
+
+def standing(tails: Mapping[int, LogTail], silent: Mapping[int, LogTail | None]) -> list[str]:
+    """Which ranks do not answer, and which are behind, each with the last collective that is known of it.
+
+    Args:
+        tails: of the ranks that answer.
+        silent: of the others, as they were last heard of; None: never.
+    """
+    sentences = [f"rank {rank} does not answer{_last(tail)}" for rank, tail in silent.items()]
+    furthest = max((tail.count for tail in tails.values()), default=0)
+    behind = {rank: tail for rank, tail in tails.items() if tail.count < furthest}
+    sentences += [f"rank {rank} is behind{_last(tail)}" for rank, tail in behind.items()]
+    return sentences
+
+
+def _last(tail: LogTail | None) -> str:
+    return (
+        f", the last collective that it is known to have asked for is {tail.entries[-1]}"
+        if tail and tail.entries
+        else ""
+    )

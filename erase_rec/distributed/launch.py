@@ -14,8 +14,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from erase_rec.distributed.failure import Board, board_store
+from erase_rec.distributed.stop import Stop, Stopped
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
+
+NO_JOB = "none"
+"""What torchrun calls a job without ``--rdzv-id``."""
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
@@ -56,12 +60,39 @@ class Place:
         return cls(rank, size, local_rank)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What torchrun says of the job that this process belongs to.
+
+    Attributes:
+        id: ``--rdzv-id``, or one that ``--standalone`` makes up; None: there is no torchrun, or it was given none.
+        restarts: times that the ranks were started again after a failure. A change of their number is none, and a
+            launcher that is itself started again begins at zero.
+        may_restart: ``--max-restarts`` is above zero.
+    """
+
+    id: str | None = None
+    restarts: int = 0
+    may_restart: bool = False
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Job:
+        """Reads torchrun's variables."""
+        name = environment.get("TORCHELASTIC_RUN_ID", NO_JOB)
+        return cls(
+            None if name == NO_JOB else name,
+            int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0",
+        )
+
+
 @contextmanager
 def join_world(*, on_cuda: bool, timeout_s: float, grouped: bool) -> Iterator[World]:
     """This process among its ranks, until the block ends.
 
     Several ranks wait for each other at the end of the block. If one of them raises inside it, all of them end with
-    its exit code, and the first rank prints its message (see :mod:`erase_rec.distributed.failure`).
+    its exit code, and the first rank prints its message (see :mod:`erase_rec.distributed.failure`); but not where all
+    raise :class:`Stopped`, which comes out of the block.
 
     Args:
         on_cuda: the ranks compute on CUDA: each takes the GPU of its local rank as its current device.
@@ -77,11 +108,15 @@ def join_world(*, on_cuda: bool, timeout_s: float, grouped: bool) -> Iterator[Wo
     if place.size == 1 and not grouped:
         yield World()
         return
-    world = World(place.rank, place.size, place.local_rank, grouped=True)
+    world = World(place.rank, place.size, place.local_rank, grouped=True, stop=Stop(alone=place.size == 1))
     store = _make_group(place, on_cuda, timedelta(seconds=timeout_s))
-    board = Board(board_store(store), world) if place.size > 1 else None
+    board = Board(board_store(store), world, timeout_s) if place.size > 1 else None
+    stopped: Stopped | None = None
     try:
-        yield world
+        try:
+            yield world
+        except Stopped as told:
+            stopped = told
         world.barrier("end")
     except BaseException as error:
         if board is not None:
@@ -93,6 +128,8 @@ def join_world(*, on_cuda: bool, timeout_s: float, grouped: bool) -> Iterator[Wo
         for captures in list(world.captures):
             captures.release()
         dist.destroy_process_group()
+    if stopped is not None:
+        raise stopped
 
 
 def _take_gpu(place: Place) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from erase_rec.distributed.collective_log import CollectiveLog
+from erase_rec.distributed.stop import Stop
 
 Value = TypeVar("Value")
 
@@ -81,6 +82,7 @@ class World:
         collectives: log of what was issued.
         last_words: what the first rank does, from a thread, before another rank's failure ends the process; touches
             no device and no collective.
+        stop: whether the run is told to end, and the places at which it can.
         captures: what is released before the process group is destroyed: NCCL waits there, for ever, for every graph
             that holds one of its collectives (pytorch/pytorch#115388). Held weakly.
     """
@@ -91,6 +93,7 @@ class World:
     grouped: bool = False
     collectives: CollectiveLog = field(default_factory=CollectiveLog)
     last_words: Callable[[], None] = _nothing
+    stop: Stop = field(default_factory=Stop)
     captures: WeakSet[Captures] = field(default_factory=WeakSet)
 
     @property

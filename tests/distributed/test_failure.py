@@ -145,7 +145,7 @@ def test_ranks_that_are_told_to_end_do_so(tmp_path: Path, checkout: Path) -> Non
     result, lived_s = launch(tmp_path, checkout, "terminate")
     assert result.returncode != 0
     assert lived_s < BOUND_S
-    assert "error: rank 0: terminated" in result.stderr
+    assert re.search(r"error: rank \d: terminated by SIGTERM\n", result.stderr)
 
 
 def test_a_failure_speaks_for_its_kind() -> None:
