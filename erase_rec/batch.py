@@ -23,6 +23,8 @@ class SparseBatch:
         weights: float32, as long as ``values``, or None when no feature is weighted (weight 1 where a feature is not).
         num_features: F.
         single_valued: every length is 1 and there is no padding (then ``values`` viewed as [F, B] is the ids).
+        counts: ids of each feature, where the host knows them without asking a device. Whoever replaces ``lengths``, or
+            keeps them at an address where they change, sets None.
     """
 
     values: Tensor
@@ -30,6 +32,24 @@ class SparseBatch:
     weights: Tensor | None
     num_features: int
     single_valued: bool = False
+    counts: tuple[int, ...] | None = None
+
+    def ids_of_features(self) -> list[int]:
+        """Ids of each feature, F numbers. Synchronises the host for multi-valued bags on CUDA without ``counts``."""
+        if self.single_valued:
+            return [self.lengths.numel() // self.num_features] * self.num_features
+        if self.counts is not None:
+            return list(self.counts)
+        found: list[int] = self.lengths.reshape(self.num_features, -1).sum(dim=1).tolist()
+        return found
+
+    def counted(self) -> SparseBatch:
+        """The same with :attr:`counts`, for a batch in host memory that goes to a device."""
+        return replace(self, counts=tuple(self.ids_of_features()))
+
+    def tensors(self) -> list[Tensor]:
+        """Values, lengths and, where there are some, weights."""
+        return [self.values, self.lengths, *([] if self.weights is None else [self.weights])]
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> SparseBatch:
         """Copies to ``device``; asynchronous with respect to the host only from pinned memory."""
@@ -39,6 +59,7 @@ class SparseBatch:
             None if self.weights is None else self.weights.to(device, non_blocking=non_blocking),
             self.num_features,
             self.single_valued,
+            self.counts,
         )
 
     def pin_memory(self) -> SparseBatch:
@@ -49,6 +70,7 @@ class SparseBatch:
             None if self.weights is None else self.weights.pin_memory(),
             self.num_features,
             self.single_valued,
+            self.counts,
         )
 
 

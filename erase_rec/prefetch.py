@@ -7,7 +7,9 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -135,7 +137,12 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def prefetch(
-    batches: Iterator[Batch], device: torch.device, copies: Copies | None = None
+    batches: Iterator[Batch],
+    device: torch.device,
+    copies: Copies | None = None,
+    *,
+    expect: Callable[[Batch], None] | None = None,
+    count: int | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches on ``device``; on CUDA the next one is on its way while the caller works on this one.
 
@@ -143,27 +150,39 @@ def prefetch(
     k - 1. It runs beside step k, whose work is to be joined on the main stream before batch k + 1 is asked for. On the
     CPU batches pass through as they are.
 
+    With ``expect`` copies are a batch further ahead, so that what step k does with batch k + 1 waits for no step: its
+    copy has begun after step k - 2.
+
     Args:
         batches: in host memory, pinned for CUDA; closed with this iterator.
         device: where they go.
         copies: who copies; None: what the device needs.
+        expect: is told of each batch but the first before the batch that precedes it is handed out; whoever is told may
+            ask the host how many ids the batch has.
+        count: of batches that are wanted at most; none after them is taken or told of.
     """
     if copies is None and device.type == "cuda":
         copies = CudaCopies(device)
+    upcoming = itertools.islice(batches, count)
+    ahead = (copies is not None) + (expect is not None)
+    begun: deque[tuple[Batch, Any]] = deque()
+
+    def begin(number: int) -> None:
+        for batch in itertools.islice(upcoming, number):
+            known = batch if expect is None else replace(batch, sparse=batch.sparse.counted())
+            begun.append((known, None) if copies is None else copies.begin(known))
+
     try:
-        if copies is None:
-            yield from batches
-            return
-        following = _begun(batches, copies)
-        while following is not None:
-            batch, copied = following
-            copies.use(copied)
-            following = _begun(batches, copies)
+        begin(1)
+        while begun:
+            batch, copied = begun.popleft()
+            if copies is not None:
+                copies.use(copied)
+            begin(ahead - len(begun))
+            if expect is not None and begun:
+                expect(begun[0][0])
             yield batch
+            if not begun:
+                begin(1)
     finally:
         batches.close()  # type: ignore[attr-defined]  # stops the loader's threads
-
-
-def _begun(batches: Iterator[Batch], copies: Copies) -> tuple[Batch, Any] | None:
-    batch = next(batches, None)
-    return None if batch is None else copies.begin(batch)

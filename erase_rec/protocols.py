@@ -81,6 +81,17 @@ class Embeddings(Protocol):
         """
         ...
 
+    def expect(self, batch: Batch | None) -> None:
+        """Says whose training lookup follows the next one, so that its ids can be sent ahead; may be collective.
+
+        Every rank says it at the same place, once a batch and in order. ``batch`` is on the device (or on its way, see
+        ``Batch.arrived``) and the lookup gets the same ``batch.sparse``; another lookup in between is as ever.
+
+        Args:
+            batch: of the lookup after the next; None: what was expected does not come. Waits for what was begun.
+        """
+        ...
+
     def idle(self) -> None:
         """Takes part in the other ranks' lookup in evaluation, for a rank that has no rows in it; may be collective."""
         ...

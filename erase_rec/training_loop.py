@@ -194,8 +194,12 @@ class TrainingLoop:
     def _train(self) -> None:
         """Every step that is left."""
         position = self.position
+        embeddings, spread = self.parts.model.embeddings, self.parts.sharding is not None
         batches = prefetch(
-            self.parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True), self._device
+            self.parts.train_loader.batches(position.epoch, position.epoch_rows, endless=True),
+            self._device,
+            expect=embeddings.expect if spread else None,
+            count=self.total_steps - position.step,
         )
         try:
             self.callbacks.state.total_steps = self.total_steps
@@ -208,6 +212,8 @@ class TrainingLoop:
                     batch = next(batches)
                 self._train_on(batch)
                 self.parts.world.stop.passed()
+            if spread:
+                embeddings.expect(None)  # of a run that stops early; every rank does at the same step
         finally:
             batches.close()  # stops the loader's threads
 

@@ -112,6 +112,9 @@ class NoTables(nn.Module):
         self.pooled = torch.randn(rows, sum(self.feature_dims), requires_grad=torch.is_grad_enabled())
         return self.pooled
 
+    def expect(self, batch: Batch | None) -> None:
+        """Nothing."""
+
     def order(self, sparse: SparseBatch) -> None:
         """Nothing."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from erase_rec.batch import SparseBatch
+from erase_rec.batch import Batch, SparseBatch
 from erase_rec.distributed.shards import Held
 from erase_rec.distributed.world import World
 from erase_rec.protocols import Embeddings
@@ -84,6 +84,9 @@ class ReplicatedTables(nn.Module):
     def verify(self) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; of training forwards every rank sees the ids of all."""
         self._tables.verify()
+
+    def expect(self, batch: Batch | None) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`: every rank's ids are joined when they are looked up."""
 
     def idle(self) -> None:
         """See :class:`erase_rec.protocols.Embeddings`: evaluation asks other ranks for nothing."""

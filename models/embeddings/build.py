@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from erase_rec.config.schema import Config
+from erase_rec.data_stream import make_data_stream
 from erase_rec.distributed.replicated_tables import ReplicatedTables
 from erase_rec.distributed.table_plan import ShardingPlan
 from erase_rec.distributed.world import World
@@ -121,6 +122,7 @@ def _spread(
     copied = [at for at, table in enumerate(tables) if plan.tables[table.name].sharding == DATA_PARALLEL]
     spread = [at for at in range(len(tables)) if at not in copied]
     backends: list[Embeddings] = []
+    stream = make_data_stream(device)
     if spread:
         chosen, keys = [tables[at] for at in spread], [key_of(at) for at in spread]
         backends.append(
@@ -134,6 +136,7 @@ def _spread(
                 seed=seed,
                 device=device,
                 weighted=weighted,
+                data_stream=stream,
                 pooled_dtype=dtype,
             )
         )
@@ -142,7 +145,7 @@ def _spread(
         backends.append(DataParallelTables(chosen, optimizer, world, seed=seed, device=device, pooled_dtype=dtype))
     if len(backends) == 1:
         return backends[0]
-    return MixedTables(backends, [spread, copied])
+    return MixedTables(backends, [spread, copied], stream)
 
 
 def _torchrec_problem(config: Config, device: torch.device) -> str | None:

@@ -2,8 +2,9 @@
 
 One ShardedEmbeddingBagCollection, without DistributedDataParallel around it: towers and over-arch keep this project's
 reductions. A training step runs TorchRec's collectives at two places, the same on every rank: ``tables.exchange`` in
-the lookup (how many ids, lengths, ids, weights; pooled rows), before any reduction of dense gradients, and
-``tables.gradient`` in the update. In evaluation there is the first alone.
+the lookup (pooled rows), before any reduction of dense gradients, and ``tables.gradient`` in the update. Ids are sent
+before, in the lookup or, of a batch that is expected, in the step before (:mod:`models.embeddings.sent_ids`). In
+evaluation there are ids and rows alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from erase_rec.batch import SparseBatch
+from erase_rec.batch import Batch, SparseBatch
 from erase_rec.config.schema import SparseOptimizerConfig
+from erase_rec.data_stream import DataStream, InPlace
 from erase_rec.distributed.shards import Shard, Shards
 from erase_rec.distributed.table_plan import ShardingPlan
 from erase_rec.distributed.world import World
 from models.embeddings.layout import Table, TableModule, without_padding
+from models.embeddings.sent_ids import INPUT, Ids, SentIds
 from models.embeddings.sharding_plan import Parameters, make_sharder
 
 if TYPE_CHECKING:
@@ -47,9 +50,10 @@ class ExchangedTables(TableModule):
     """Implements :class:`erase_rec.protocols.Embeddings` on several ranks; dims are multiples of 4, Adam needs CUDA.
 
     Every rank has as many rows in a training step; in evaluation ranks may have different numbers, or none
-    (:meth:`idle`). Forward and update run collectives on the current stream and synchronise the host: ranks tell each
-    other how many ids they exchange. TorchRec divides gradients by the number of ranks, so that the mean over a
-    rank's rows becomes the mean over all.
+    (:meth:`idle`). Forward and update run collectives and synchronise the host: ranks tell each other how many ids they
+    exchange. On CUDA the host waits for the device's main stream in a lookup whose batch was not expected; ids of one
+    that was are checked and sent on a stream of their own, and the host waits for that alone. TorchRec divides
+    gradients by the number of ranks, so that the mean over a rank's rows becomes the mean over all.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class ExchangedTables(TableModule):
         seed: int,
         device: torch.device,
         weighted: bool,
+        data_stream: DataStream,
         pooled_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Builds this rank's parts with their initial weights; collective.
@@ -78,6 +83,7 @@ class ExchangedTables(TableModule):
             seed: of the initial weights, which do not depend on the plan.
             device: where parts live.
             weighted: ids may have weights.
+            data_stream: where the ids of a batch that is expected are sent.
             pooled_dtype: of the pooled embeddings, which are summed in float32.
         """
         import torch.distributed as dist
@@ -91,6 +97,8 @@ class ExchangedTables(TableModule):
         self._weighted = weighted or self._any_mean
         self._pooled_dtype = pooled_dtype
         self._pending: tuple[Tensor, Tensor] | None = None
+        self._data_stream = data_stream
+        self._expected: list[SentIds] = []
         self._row_wise_state = optimizer.kind == "rowwise_adagrad"
         self.to(device)
         self._first_outside = torch.full((2,), -1, dtype=torch.int64, device=device)
@@ -110,23 +118,38 @@ class ExchangedTables(TableModule):
         Raises:
             IdRangeError: an id is outside its table; on the CPU. On CUDA :meth:`verify` says so.
         """
-        sparse = self._checked(without_padding(sparse))
+        sent = self._sent(sparse)
+        self._refuse_outside(sent)
         if self._iteration is not None:
             for kernel in self._kernels:
                 # FBGEMM counts forwards, evaluation's too, and gives Adam the count of this forward plus 1.
                 kernel.iter_cpu.copy_(self._iteration)
                 kernel.iter.fill_(int(self._iteration))
-        summed = self._exchange(sparse)
+        summed = self._exchange(sent)
         pooled = summed.to(self._pooled_dtype)
         if torch.is_grad_enabled():
             self._pending = (pooled, summed)
+            for following in self._expected:
+                following.announce()
         return pooled
+
+    def expect(self, batch: Batch | None) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        if batch is not None:
+            self._expected.append(self._to_send(batch.sparse, self._data_stream, batch.arrived))
+            return
+        for abandoned in self._expected:
+            abandoned.send()
+            abandoned.receive()
+        self._expected.clear()
 
     def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: None) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; ``pooled`` is what the last training forward returned."""
         assert self._pending is not None
         assert self._pending[0] is pooled
         (_, summed), self._pending = self._pending, None
+        for following in self._expected:
+            following.send()
         with self._world.lent(GRADIENT):
             torch.autograd.backward(summed, gradient.float())
         self._world.collectives.sent(GRADIENT, gradient.numel() * torch.float32.itemsize)
@@ -148,7 +171,8 @@ class ExchangedTables(TableModule):
         nothing = torch.empty(0, dtype=torch.int64, device=self.table_rows.device)
         weights = nothing.float() if self._weighted else None
         with torch.no_grad():
-            self._exchange(SparseBatch(nothing, nothing.int(), weights, len(self._tables)))
+            nobody = SparseBatch(nothing, nothing.int(), weights, len(self._tables))
+            self._exchange(self._to_send(nobody, InPlace(), None))
 
     def verify(self) -> None:
         """See :class:`erase_rec.protocols.Embeddings`; of the ids that this rank looked up."""
@@ -184,40 +208,64 @@ class ExchangedTables(TableModule):
             for table in self._tables
         ]
 
-    def _checked(self, sparse: SparseBatch) -> SparseBatch:
-        """``sparse``, whose ids are inside their tables: another one would be sent to a rank that does not exist."""
-        if not sparse.values.is_cuda:
-            self.check_ids(sparse)
-            return sparse
-        counts = [sparse.lengths.numel() // len(self._tables)] * len(self._tables)
-        if not sparse.single_valued:
-            counts = sparse.lengths.reshape(len(self._tables), -1).sum(dim=1).tolist()
-        features = torch.arange(len(self._tables), device=sparse.values.device)
-        feature_V = features.repeat_interleave(torch.tensor(counts, device=features.device), output_size=sum(counts))
-        bad = (sparse.values < 0) | (sparse.values >= self.table_rows[feature_V])
-        at = bad.to(torch.int8).argmax()
-        found = torch.stack([feature_V[at], sparse.values[at]])
-        self._first_outside = torch.where(bad.any() & (self._first_outside[0] < 0), found, self._first_outside)
-        return SparseBatch(
-            sparse.values.masked_fill(bad, 0), sparse.lengths, sparse.weights, sparse.num_features, sparse.single_valued
+    def _sent(self, sparse: SparseBatch) -> SentIds:
+        """The ids of ``sparse``, which are under way where they were expected."""
+        for position, expected in enumerate(self._expected):
+            if expected.sparse is sparse and torch.is_grad_enabled():
+                return self._expected.pop(position)
+        return self._to_send(sparse, InPlace(), None)
+
+    def _to_send(self, sparse: SparseBatch, stream: DataStream, arrived: Any) -> SentIds:
+        return SentIds(
+            sparse,
+            collection=self.collection,
+            make=self._checked,
+            world=self._world,
+            stream=stream,
+            arrived=arrived,
         )
 
-    def _exchange(self, sparse: SparseBatch) -> Tensor:
-        """Pooled rows [B, E] of this rank's ids, float32."""
+    def _refuse_outside(self, sent: SentIds) -> None:
+        """Refuses an id outside its table; on CUDA, where that would stop the host, leaves it to :meth:`verify`."""
+        outside = sent.ids().outside
+        if not outside.is_cuda and int(outside[0]) >= 0:
+            self._refuse(*outside.tolist())
+
+    def _checked(self, sparse: SparseBatch) -> Ids:
+        """``sparse`` as TorchRec takes it, its ids inside their tables: another would go to a rank that is none."""
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+        sparse = without_padding(sparse)
+        counts, device = sparse.ids_of_features(), sparse.values.device
+        values, outside = sparse.values, torch.full((2,), -1, dtype=torch.int64, device=device)
+        if sum(counts):
+            features = torch.arange(len(self._tables), device=device)
+            ids_F = sparse.lengths.reshape(len(self._tables), -1).sum(dim=1)
+            feature_V = features.repeat_interleave(ids_F, output_size=sum(counts))
+            bad = (values < 0) | (values >= self.table_rows[feature_V])
+            at = bad.to(torch.int8).argmax()
+            outside = torch.where(bad.any(), torch.stack([feature_V[at], values[at]]), outside)
+            values = values.masked_fill(bad, 0)
         weights = self.bag_weights(sparse, torch.float32)
         if weights is None and self._weighted:
-            weights = torch.ones_like(sparse.values, dtype=torch.float32)
+            weights = torch.ones_like(values, dtype=torch.float32)
         rows = sparse.lengths.numel() // len(self._tables)
         features = KeyedJaggedTensor(
-            self._keys, sparse.values, weights=weights, lengths=sparse.lengths.int(), stride=rows
+            self._keys, values, weights=weights, lengths=sparse.lengths.int(), stride=rows, length_per_key=counts
         )
-        ids = features.length_per_key()
+        return Ids(features, outside, rows, counts)
+
+    def _exchange(self, sent: SentIds) -> Tensor:
+        """Pooled rows [B, E] of this rank's ids, float32."""
+        sent.send()
         with self._world.lent(EXCHANGE):
-            pooled = self.collection(features).wait()
+            context, received = sent.receive()
+            pooled = self.collection.compute_and_output_dist(context, received).wait()
+        ids = sent.ids()
+        if ids.outside.is_cuda:
+            self._first_outside = torch.where(self._first_outside[0] < 0, ids.outside, self._first_outside)
         if torch.is_grad_enabled():
-            self._count(rows, ids)
+            self._count(ids)
         return self._in_feature_order(pooled)
 
     def _in_feature_order(self, pooled: Any) -> Tensor:
@@ -262,24 +310,25 @@ class ExchangedTables(TableModule):
         if parts:
             table.draw(seed, write)
 
-    def _count(self, rows: int, ids: Sequence[int]) -> None:
-        """Counts the bytes that this rank gave to the exchange of a training step of ``rows`` rows a rank.
+    def _count(self, ids: Ids) -> None:
+        """Counts the bytes that this rank gave to the exchange of a training step.
 
         Left out are the numbers by which ranks announce what they send: some dozens of bytes a rank.
         """
         ranks, id_bytes = self._world.size, 8 + (4 if self._weighted else 0)
-        total = 0
-        for table, count in zip(self._tables, ids, strict=True):
+        sent = pooled = 0
+        for table, count in zip(self._tables, ids.counts, strict=True):
             plan = self._plan.tables[table.name]
             by_row = plan.sharding == "row_wise"
             # Ids of rows go to the rank of their row, and ids of columns to each part, with the bags' lengths.
             copies, lengths = (1, ranks) if by_row else (len(plan.places), len(plan.places))
-            total += copies * count * id_bytes + lengths * rows * 4
+            sent += copies * count * id_bytes + lengths * ids.rows * 4
             own = [place for place in plan.places if place.rank == self._world.rank]
             # Sums over the own rows, of which some are none, go to every rank; columns to every rank, too.
             columns = table.dim if by_row else sum(place.columns[1] - place.columns[0] for place in own)
-            total += ranks * rows * columns * torch.float32.itemsize
-        self._world.collectives.sent(EXCHANGE, total)
+            pooled += ranks * ids.rows * columns * torch.float32.itemsize
+        self._world.collectives.sent(INPUT, sent)
+        self._world.collectives.sent(EXCHANGE, pooled)
 
 
 def _fused_params(config: SparseOptimizerConfig) -> dict[str, Any]:

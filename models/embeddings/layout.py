@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from erase_rec.batch import SparseBatch
+from erase_rec.batch import Batch, SparseBatch
 from erase_rec.config.schema import Config, SparseOptimizerConfig
 from erase_rec.distributed.shards import Held, Shards
 from erase_rec.errors import UserError
@@ -62,10 +62,10 @@ class Table:
 
 
 def without_padding(sparse: SparseBatch) -> SparseBatch:
-    """The same bags with ``values`` cut after the last one. Synchronises the host for multi-valued bags on CUDA."""
+    """The same bags with ``values`` cut after the last one; may synchronise, see ``SparseBatch.ids_of_features``."""
     if sparse.single_valued:
         return sparse
-    count = int(sparse.lengths.sum())
+    count = sum(sparse.ids_of_features())
     weights = None if sparse.weights is None else sparse.weights[:count]
     return replace(sparse, values=sparse.values[:count], weights=weights)
 
@@ -73,11 +73,10 @@ def without_padding(sparse: SparseBatch) -> SparseBatch:
 def select_features(sparse: SparseBatch, features: Sequence[int]) -> SparseBatch:
     """The bags of some features, in the order of ``features``; ``sparse`` holds no padding.
 
-    Synchronises the host for multi-valued bags on CUDA.
+    May synchronise the host, see ``SparseBatch.ids_of_features``.
     """
-    fields = sparse.num_features
-    lengths_FB = sparse.lengths.reshape(fields, -1)
-    sizes = [lengths_FB.shape[1]] * fields if sparse.single_valued else lengths_FB.sum(dim=1).tolist()
+    lengths_FB = sparse.lengths.reshape(sparse.num_features, -1)
+    sizes = sparse.ids_of_features()
 
     def pick(values: Tensor) -> Tensor:
         parts = torch.split(values, sizes)
@@ -85,7 +84,8 @@ def select_features(sparse: SparseBatch, features: Sequence[int]) -> SparseBatch
 
     weights = None if sparse.weights is None else pick(sparse.weights)
     lengths = torch.cat([lengths_FB[feature] for feature in features])
-    return SparseBatch(pick(sparse.values), lengths, weights, len(features), sparse.single_valued)
+    counts = tuple(sizes[feature] for feature in features)
+    return SparseBatch(pick(sparse.values), lengths, weights, len(features), sparse.single_valued, counts)
 
 
 def tables_of(config: Config, table_rows: Mapping[str, int]) -> list[Table]:
@@ -150,6 +150,9 @@ class TableModule(nn.Module):
         """See :class:`erase_rec.protocols.Embeddings`: lookups have checked."""
 
     def idle(self) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`: a lookup asks other ranks for nothing."""
+
+    def expect(self, batch: Batch | None) -> None:
         """See :class:`erase_rec.protocols.Embeddings`: a lookup asks other ranks for nothing."""
 
     def check_ids(self, sparse: SparseBatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from erase_rec.batch import SparseBatch
+from erase_rec.batch import Batch, SparseBatch
+from erase_rec.data_stream import DataStream
 from erase_rec.distributed.shards import Held
 from erase_rec.protocols import Embeddings
 from models.embeddings.layout import select_features, without_padding
@@ -28,8 +29,16 @@ class MixedTables(nn.Module):
     They are called in one order on every rank: the collectives of one follow those of the one before.
     """
 
-    def __init__(self, backends: Sequence[Embeddings], features: Sequence[Sequence[int]]) -> None:
-        """Joins ``backends``, which hold the tables of ``features`` (positions); together they have every one once."""
+    def __init__(
+        self, backends: Sequence[Embeddings], features: Sequence[Sequence[int]], data_stream: DataStream
+    ) -> None:
+        """Joins backends.
+
+        Args:
+            backends: together they have every table once.
+            features: positions of those whose tables each holds.
+            data_stream: where a batch that is expected is taken apart; the one that they send ids on.
+        """
         super().__init__()
         self._backends = list(backends)
         self.backends = nn.ModuleList(backend for backend in backends if isinstance(backend, nn.Module))
@@ -39,20 +48,36 @@ class MixedTables(nn.Module):
             dims.update(zip(positions, backend.feature_dims, strict=True))
         self.feature_dims = [dims[position] for position in sorted(dims)]
         self._pending: _Pending | None = None
+        self._data_stream = data_stream
+        self._expected: list[tuple[SparseBatch, list[SparseBatch]]] = []
 
     def forward(self, sparse: SparseBatch) -> Tensor:
         """See :class:`erase_rec.protocols.Embeddings`."""
-        sparse = without_padding(sparse)
+        shares = self._shares(sparse)
         parts: list[Tensor] = []
         columns: dict[int, Tensor] = {}
-        for backend, positions in zip(self._backends, self._features, strict=True):
-            pooled = backend(select_features(sparse, positions))
+        for backend, positions, share in zip(self._backends, self._features, shares, strict=True):
+            pooled = backend(share)
             parts.append(pooled)
             columns.update(zip(positions, torch.split(pooled.detach(), [*backend.feature_dims], dim=1), strict=True))
         joined = torch.cat([columns[position] for position in range(len(columns))], dim=1)
         if torch.is_grad_enabled():
             self._pending = _Pending(joined.requires_grad_(), parts)
         return joined
+
+    def expect(self, batch: Batch | None) -> None:
+        """See :class:`erase_rec.protocols.Embeddings`."""
+        if batch is None:
+            self._expected.clear()
+            for backend in self._backends:
+                backend.expect(None)
+            return
+        with self._data_stream.run(batch.arrived):
+            shares = self._select(batch.sparse)
+        there = self._data_stream.mark()
+        self._expected.append((batch.sparse, shares))
+        for backend, share in zip(self._backends, shares, strict=True):
+            backend.expect(replace(batch, sparse=share, arrived=there))
 
     def order(self, sparse: SparseBatch) -> None:
         """See :class:`erase_rec.protocols.Embeddings`: updates sort by themselves."""
@@ -101,3 +126,16 @@ class MixedTables(nn.Module):
         """See :class:`erase_rec.protocols.Embeddings`."""
         for backend in self._backends:
             backend.load_optimizer_state(state)
+
+    def _shares(self, sparse: SparseBatch) -> list[SparseBatch]:
+        """What each backend looks up, usable on the current stream; the same objects that it expects."""
+        for position, (expected, shares) in enumerate(self._expected):
+            if expected is sparse and torch.is_grad_enabled():
+                self._expected.pop(position)
+                self._data_stream.use(*(tensor for share in shares for tensor in share.tensors()))
+                return shares
+        return self._select(sparse)
+
+    def _select(self, sparse: SparseBatch) -> list[SparseBatch]:
+        sparse = without_padding(sparse)
+        return [select_features(sparse, positions) for positions in self._features]

@@ -12,16 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from erase_rec.batch import SparseBatch
+from erase_rec.batch import Batch, SparseBatch
 from erase_rec.config.presets import apply_preset
 from erase_rec.config.schema import Config
 from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.shards import Shards
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
+from erase_rec.prefetch import prefetch
 from models.embeddings.build import build_rank_embeddings
 from models.embeddings.exchanged import EXCHANGE, GRADIENT
 from models.embeddings.layout import IdRangeError, tables_of
+from models.embeddings.sent_ids import INPUT
 from models.embeddings.torchrec_backend import TorchRecEmbeddings
 
 CPU = torch.device("cpu")
@@ -114,24 +116,34 @@ def bytes_given() -> Iterator[dict[str, int]]:
         yield given
 
 
+def of_rank(rank: int, batches: str) -> Iterator[Batch]:
+    """A rank's batches; in those of bags there is padding after the last one."""
+    for step in range(STEPS):
+        sparse = to_batch([make_bags(10 * step + rank, batches)], batches)
+        if batches == "bags":
+            sparse = replace(sparse, values=torch.cat([sparse.values, torch.full((rank,), -1)]))
+        rows = torch.arange(sparse.lengths.numel() // sparse.num_features)
+        yield Batch(torch.empty(len(rows), 0), sparse, torch.zeros(len(rows)), rows)
+
+
 def train(world: World, sharding: str, kind: str, batches: str) -> dict[str, Any]:
     config = make_config(sharding, kind)
     embeddings, plan = build_rank_embeddings(config, ROWS_OF, CPU, torch.float32, world)
     assert plan is not None
     pooled, given = [], 0
-    before = sum(world.collectives.sent_bytes[group] for group in (EXCHANGE, GRADIENT))
-    for step in range(STEPS):
-        seed = 10 * step + world.rank
-        batch = to_batch([make_bags(seed, batches)], batches)
-        if batches == "bags":
-            batch = replace(batch, values=torch.cat([batch.values, torch.full((world.rank,), -1)]))
+    before = sum(world.collectives.sent_bytes[group] for group in (INPUT, EXCHANGE, GRADIENT))
+    for step, full in enumerate(prefetch(of_rank(world.rank, batches), CPU, expect=embeddings.expect)):
+        batch, seed = full.sparse, 10 * step + world.rank
         world.collectives.step = step
         with bytes_given() as calls:
             found = embeddings(batch)
             embeddings.backward_and_update(found, gradient_of(seed, found.shape[0]), embeddings.order(batch))
         given += sum(calls.values())
         pooled.append(found.detach())
-    counted = sum(world.collectives.sent_bytes[group] for group in (EXCHANGE, GRADIENT)) - before
+        if step == 1:  # between two steps ids are under way, and nobody else's lookup takes them
+            with torch.no_grad():
+                embeddings(to_batch([make_bags(7, batches)], batches))
+    counted = sum(world.collectives.sent_bytes[group] for group in (INPUT, EXCHANGE, GRADIENT)) - before
     assert counted == given
     with torch.no_grad():  # ranks may have different numbers of rows in evaluation, or none
         share = [make_bags(world.rank, batches)] * (world.rank + 1)

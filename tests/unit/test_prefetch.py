@@ -79,6 +79,36 @@ def test_each_copy_is_issued_before_the_step_that_it_runs_beside() -> None:
     assert source.closed
 
 
+def test_a_batch_is_expected_before_the_one_ahead_of_it_is_handed_out() -> None:
+    """Then copies are a batch further ahead: what step k does with batch k + 1 waits for step k - 2 at most."""
+    source, device = Source(9), FakeDevice()
+    expected: list[int] = []
+
+    def expect(batch: Batch) -> None:
+        number = int(batch.row_ids[0])
+        assert batch.sparse.counts == (3,), "counted on the host, which asks no device for it"
+        assert device.issued[number] <= max(number - 2, 0)
+        expected.append(number)
+
+    for batch in prefetch(source.batches(), CUDA, device, expect=expect, count=5):
+        step = int(batch.row_ids[0])
+        assert expected == list(range(1, min(step + 2, 5)))
+        device.main.append(step)
+    assert device.main == list(range(5))
+    assert device.issued == [0, 0, 0, 1, 2]
+    assert source.taken == list(range(5)), "none that nobody wants"
+    assert source.closed
+
+
+def test_a_batch_is_expected_on_the_cpu() -> None:
+    source, expected = Source(3), list[int]()
+    found = []
+    cpu = torch.device("cpu")
+    for batch in prefetch(source.batches(), cpu, expect=lambda batch: expected.append(int(batch.row_ids[0]))):
+        found.append((int(batch.row_ids[0]), [*expected]))
+    assert found == [(0, [1]), (1, [1, 2]), (2, [1, 2])]
+
+
 def test_an_abandoned_iterator_closes_the_batches() -> None:
     source, device = Source(5), FakeDevice()
     batches = prefetch(source.batches(), CUDA, device)
