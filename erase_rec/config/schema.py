@@ -454,6 +454,9 @@ class TrainConfig(Model):
     keep_checkpoints: PositiveInt = 2
     """Retained besides the best."""
     warmup_qps_steps: NonNegativeInt = 10
+    checkpoint_async: Boolean = False
+    """Go on training while a checkpoint is written, from a copy of the state in host memory; false: wait for the disk.
+    Takes as much host memory as tables, parameters and optimizer states, on CUDA up to twice as much."""
     """Steps left out of the throughput statistics."""
     early_stopping: EarlyStoppingConfig | None = None
 

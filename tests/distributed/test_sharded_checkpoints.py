@@ -54,21 +54,35 @@ def equal(held: dict[str, Held], cut: Cut) -> bool:
     return True
 
 
-def save_parts(folder: Path, limit: int | None) -> str:
-    """Saves by row from two ranks, and again with a second rank whose disk is full."""
+def save_parts(folder: Path, limit: int | None, in_background: bool) -> str:
+    """Saves by row from two ranks, and again with a second rank whose disk is full.
+
+    What is saved in the background is overwritten at once.
+    """
     with join_world(on_cuda=False, timeout_s=30, grouped=False) as world:
-        manager = CheckpointManager(folder, keep=2, world=world)
+        manager = CheckpointManager(folder, keep=2, world=world, in_background=in_background, timeout_s=30)
         held = parts_of(BY_ROW[world.rank], filled=True)
         if world.rank:
             held["model/weight"] = torch.zeros(3)  # the first rank's counts
         manager.save(1, held, {"writer": world.rank}, is_best=True)
+        if in_background:
+            for value in held.values():
+                for tensor in [part.tensor for part in value.parts] if isinstance(value, Shards) else [value]:
+                    tensor.zero_()
+            world.barrier("beside")  # over the ranks' other group
+        manager.finish()
         if limit is None:
             return ""
         if world.rank:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         big = Shards((2000, 100), torch.float32, [Shard((1000 * world.rank, 0), torch.zeros(1000, 100))])
+        if not in_background:
+            with pytest.raises(UserError) as caught:
+                manager.save(2, {"tables/user": big}, {}, is_best=True)
+            return str(caught.value)
+        manager.save(2, {"tables/user": big}, {}, is_best=True)
         with pytest.raises(UserError) as caught:
-            manager.save(2, {"tables/user": big}, {}, is_best=True)
+            manager.finish()
         return str(caught.value)
 
 
@@ -86,8 +100,9 @@ def refuse_parts(path: Path) -> str:
         return str(caught.value)
 
 
-def test_parts_are_one_tensor_that_any_other_cut_reads(run_ranks: Any, tmp_path: Path) -> None:
-    run_ranks(2, save_parts, tmp_path, None)
+@pytest.mark.parametrize("in_background", [False, True])
+def test_parts_are_one_tensor_that_any_other_cut_reads(run_ranks: Any, tmp_path: Path, in_background: bool) -> None:
+    run_ranks(2, save_parts, tmp_path, None, in_background)
     path = tmp_path / "step_00000001"
     assert stored_layout(path)["tables/user"] == ((10, 6), torch.float32)
     whole = {"tables/user": torch.zeros(10, 6), "table_optimizer/user/sum": torch.zeros(10)}
@@ -100,10 +115,11 @@ def test_parts_are_one_tensor_that_any_other_cut_reads(run_ranks: Any, tmp_path:
     assert json.loads((path / "state.json").read_text())["state"] == {"writer": 0}
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 def test_a_disk_that_is_full_on_one_rank_ends_all_and_keeps_the_checkpoint_before(
-    run_ranks: Any, tmp_path: Path
+    run_ranks: Any, tmp_path: Path, in_background: bool
 ) -> None:
-    for message in run_ranks(2, save_parts, tmp_path, 20_000):
+    for message in run_ranks(2, save_parts, tmp_path, 20_000, in_background):
         assert "step_00000002" in message
         assert "the checkpoints saved before are kept" in message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last", "step_00000001"]
@@ -111,7 +127,7 @@ def test_a_disk_that_is_full_on_one_rank_ends_all_and_keeps_the_checkpoint_befor
 
 
 def test_a_damaged_or_missing_part_is_named_and_skipped(run_ranks: Any, tmp_path: Path) -> None:
-    run_ranks(2, save_parts, tmp_path, None)
+    run_ranks(2, save_parts, tmp_path, None, False)
     path = tmp_path / "step_00000001"
     part = next(path.glob("__1_*.distcp"))
     content = part.read_bytes()
@@ -153,7 +169,12 @@ def test_a_run_goes_on_over_other_ranks_and_plans(run_ranks: Any, tmp_path: Path
     for ranks, steps, sharding in ((2, 7, "row_wise"), (3, 9, "auto"), (1, 12, "auto")):
         before = found[-1]
         for until in (before["train"]["steps"], steps):
-            plan_of = [f"embedding.sharding={sharding}", "schedule.cuda_graph=tower"]
+            beside = "true" if ranks > 1 else "false"
+            plan_of = [
+                f"embedding.sharding={sharding}",
+                "schedule.cuda_graph=tower",
+                f"train.checkpoint_async={beside}",
+            ]
             arguments = ["--resume", "runs/r", f"train.steps={until}", *plan_of]
             if ranks == 1:
                 now = train(tmp_path, *arguments)

@@ -217,7 +217,12 @@ def test_a_subset_can_be_loaded(manager: CheckpointManager) -> None:
     assert into["optimizer/step"].item() == 5.0
 
 
-def killed_save(folder: Path, step: int, value: float, operations: int) -> bool:
+def saved(manager: CheckpointManager, step: int, content: dict[str, Tensor], state: dict[str, Any]) -> None:
+    manager.save(step, content, state, is_best=True)
+    manager.finish()
+
+
+def killed_save(folder: Path, step: int, value: float, operations: int, *, in_background: bool) -> bool:
     """Saves in a child that is killed before its n-th operation on the file system; True where it got to the end."""
     child = os.fork()
     if child == 0:
@@ -233,7 +238,8 @@ def killed_save(folder: Path, step: int, value: float, operations: int) -> bool:
         status = 1
         try:
             sys.addaudithook(before)
-            CheckpointManager(folder, keep=1).save(step, tensors(value), {"value": value}, is_best=True)
+            manager = CheckpointManager(folder, keep=1, in_background=in_background)
+            saved(manager, step, tensors(value), {"value": value})
             status = 0
         finally:
             os._exit(status)  # never back into pytest
@@ -243,14 +249,18 @@ def killed_save(folder: Path, step: int, value: float, operations: int) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("step", [2, 1], ids=["next step", "same step again"])
-def test_a_save_killed_anywhere_leaves_the_old_or_the_new_checkpoint_whole(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "in_background"), [(2, True), (1, False)], ids=["next step, beside training", "same step again"]
+)
+def test_a_save_killed_anywhere_leaves_the_old_or_the_new_checkpoint_whole(
+    tmp_path: Path, step: int, in_background: bool
+) -> None:
     done, operations, old_survived = False, 0, 0
     while not done:
         folder = tmp_path / str(operations)
         manager = CheckpointManager(folder, keep=1)
         manager.save(1, tensors(1.0), {"value": 1.0}, is_best=True)
-        done = killed_save(folder, step, 2.0, operations)
+        done = killed_save(folder, step, 2.0, operations, in_background=in_background)
         manager.recover()
         path, messages = manager.latest()
         assert path is not None
@@ -277,16 +287,16 @@ def test_leftovers_of_killed_saves_are_no_checkpoints_and_are_cleared(
     assert names(folder) == ["last", "step_00000001"]
 
 
-def test_a_full_disk_is_one_message_and_keeps_the_earlier_checkpoint(
-    manager: CheckpointManager, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_full_disk_is_one_message_and_keeps_the_earlier_checkpoint(tmp_path: Path, in_background: bool) -> None:
     resource = pytest.importorskip("resource")
+    manager = CheckpointManager(tmp_path / "checkpoints", keep=2, in_background=in_background)
     good = manager.save(1, tensors(), {}, is_best=False)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # a write beyond fails, as on a full disk
     try:
         with pytest.raises(UserError, match=r"cannot write checkpoint .*step_00000002: .*saved before are kept"):
-            manager.save(2, {"big": torch.zeros(100_000)}, {}, is_best=True)
+            saved(manager, 2, {"big": torch.zeros(100_000)}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert manager.latest() == (good, [])
