@@ -1,0 +1,179 @@
+"""Peers on the rows of our own arms: the same grid of rates on validation rows, then several seeds on test rows.
+
+    python benchmarks/peers/encode.py movielens frappe adult sparrow criteo
+    python benchmarks/peers/run.py movielens frappe adult sparrow criteo --jobs 2 --python fuxictr=PYTHON
+
+Every result is a line of ``OUT`` (JSON), and what is there already is not run again, so it may be stopped at any time.
+As soon as the grid of a model on a set is complete, its best point runs with the seeds of ``--seeds``. Then
+``report.py`` makes the tables. ``README.md`` says how each peer's environment is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MODELS = {
+    "fuxictr": ("DLRM", "DCNv2", "DeepFM", "FinalMLP", "MaskNet"),
+    "deepctr": ("DeepFM", "DCNMix", "xDeepFM", "AutoInt"),
+    "torchrec": ("DLRM", "DLRM_DCN"),
+}
+DENSE_RATES = (1e-3, 3e-3, 1e-2)
+TABLE_RATES = {"adam": (1e-3, 3e-3, 1e-2, 3e-2), "rowwise_adagrad": (1e-2, 3e-2, 1e-1, 3e-1)}
+"""Four each; row-wise Adagrad divides by the sum of all squares, so it wants larger ones."""
+
+Task = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+def key_of(task: Task) -> Key:
+    """What makes two tasks the same."""
+    names = ("set", "peer", "model", "seed", "dense_lr", "table_lr", "test")
+    return tuple(task[name] for name in names)
+
+
+class Plan:
+    """What is still to be run; shared by threads."""
+
+    def __init__(
+        self, sets: Sequence[str], models: Sequence[tuple[str, str]], rows: Path, out: Path, seeds: int
+    ) -> None:
+        """Reads what ``out`` has already."""
+        self._rows, self._out, self._seeds = rows, out, seeds
+        self._lock = threading.Lock()
+        self._known = (
+            [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+        )
+        done = {key_of(task) for task in self._known}
+        grids = [self._grid(name, *model) for name in sets for model in models]
+        self._waiting = [task for grid in grids for task in grid if key_of(task) not in done]
+        for grid in grids:
+            self._choose(grid[0])
+
+    def take(self) -> Task | None:
+        """The next one."""
+        with self._lock:
+            return self._waiting.pop(0) if self._waiting else None
+
+    def finish(self, task: Task) -> None:
+        """Keeps a result, and asks for the seeds when it was the grid's last."""
+        with self._lock:
+            self._known.append(task)
+            with self._out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(task) + "\n")
+            if not task["test"]:
+                self._choose(task)
+
+    def _grid(self, name: str, peer: str, model: str) -> list[Task]:
+        rates = TABLE_RATES["rowwise_adagrad" if peer == "torchrec" else "adam"]
+        fixed = {"set": name, "folder": str(self._rows / name), "peer": peer, "model": model, "seed": 1, "test": False}
+        return [
+            fixed | {"dense_lr": dense, "table_lr": table} for dense, table in itertools.product(DENSE_RATES, rates)
+        ]
+
+    def _choose(self, of: Task) -> None:
+        grid = {key_of(task) for task in self._grid(of["set"], of["peer"], of["model"])}
+        found = [task for task in self._known if key_of(task) in grid]
+        if len(found) < len(grid):
+            return
+        best = min(found, key=lambda task: float(min(task["valid_ne"])))
+        chosen = {name: best[name] for name in ("set", "folder", "peer", "model", "dense_lr", "table_lr")}
+        tasks = [chosen | {"seed": seed, "test": True} for seed in range(1, self._seeds + 1)]
+        done = {key_of(task) for task in self._known}
+        self._waiting[:0] = [task for task in tasks if key_of(task) not in done]
+
+
+class Workers:
+    """A process for each peer that was asked for."""
+
+    def __init__(self, pythons: dict[str, str], threads: int) -> None:
+        """Starts nothing yet."""
+        self._pythons, self._threads = pythons, threads
+        self._running: dict[str, subprocess.Popen[str]] = {}
+
+    def answer(self, task: Task) -> Task:
+        """Runs a task.
+
+        Raises:
+            RuntimeError: its process has ended.
+        """
+        peer = task["peer"]
+        if peer not in self._running:
+            command = [self._pythons.get(peer, sys.executable), str(HERE / "worker.py"), peer]
+            self._running[peer] = subprocess.Popen(
+                [*command, "--threads", str(self._threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        process = self._running[peer]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(task) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{peer}: its process ended with {process.wait()} at {task}")
+        found: Task = json.loads(line)
+        return found
+
+    def end(self) -> None:
+        """Closes them."""
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+
+def work(plan: Plan, pythons: dict[str, str], stop_at: float) -> None:
+    """Runs tasks until there are none, or until ``stop_at`` (a time of ``time.monotonic``)."""
+    workers = Workers(pythons, 1)
+    timer = threading.Timer(max(0.0, stop_at - time.monotonic()), workers.end)
+    timer.daemon = True
+    timer.start()
+    try:
+        while time.monotonic() < stop_at and (task := plan.take()) is not None:
+            done = workers.answer(task)
+            plan.finish(done)
+            names = " ".join(str(done[name]) for name in ("set", "peer", "model", "seed", "dense_lr", "table_lr"))
+            test = f", test {done['test_ne']:.5f}" if done["test"] else ""
+            print(f"{names}: {min(done['valid_ne']):.5f}{test} in {done['seconds']:.1f} s", flush=True)
+    except (RuntimeError, BrokenPipeError):
+        if time.monotonic() < stop_at:
+            raise
+    finally:
+        workers.end()
+
+
+def main() -> None:
+    """Runs what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", help="as encode.py wrote them, those that take longest first")
+    parser.add_argument("--models", nargs="+", metavar="PEER/MODEL", help="all of them, if left out")
+    parser.add_argument("--rows", type=Path, default=Path("build/peers"))
+    parser.add_argument("--out", type=Path, default=Path("build/peers/results.jsonl"))
+    parser.add_argument("--python", action="append", default=[], metavar="PEER=PYTHON")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=float("inf"))
+    arguments = parser.parse_args()
+    models = [(peer, model) for peer, names in MODELS.items() for model in names]
+    if arguments.models:
+        models = [(peer, model) for peer, model in models if f"{peer}/{model}" in arguments.models]
+    pythons = dict(each.split("=", 1) for each in arguments.python)
+    plan = Plan(arguments.sets, models, arguments.rows, arguments.out, arguments.seeds)
+    stop_at = time.monotonic() + min(arguments.limit_s, 1e6)
+    threads = [threading.Thread(target=work, args=(plan, pythons, stop_at)) for _ in range(arguments.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
