@@ -1,38 +1,35 @@
 """Local objectives against the strongest exact arm, on test rows that no choice has seen.
 
-    erase-rec sweep --config sweeps/objectives_frappe.yaml --jobs 2
-    python benchmarks/objectives.py frappe --jobs 2 --out docs/results/ne-gap      # about half as long again
+    python benchmarks/objectives.py search movielens frappe --jobs 2   # every arm over the same grid, validation rows
+    python benchmarks/objectives.py test movielens frappe --jobs 2     # the best of each arm, several seeds, test rows
+    python benchmarks/objectives.py report movielens frappe --out docs/results/ne-gap
 
-For each set: takes from the sweep on the validation rows the learning rates and the number of steps with which each arm
-was best there, trains each arm anew with several seeds (a sweep of its own, which goes on where it was stopped), scores
-the test rows, and compares every arm with the exact arm that was best on the validation rows. Writes ``OUT.json``, a
-list of rows, in which rows of the same set are replaced, and ``OUT.md``, its tables.
+``search`` trains the points of ``configs/sweeps/objectives_SET.yaml``. ``test`` takes from them the settings and the
+number of steps with which each arm was best, trains each arm anew with several seeds and scores the test rows.
+``report`` compares every arm with the exact arm that was best on the validation rows, and writes ``OUT.json``, a list
+of rows, ``OUT.md`` and a picture a set. Each goes on where it was stopped, and stops in time (``--limit-s``).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet as pq
-import torch
-import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from erase_rec.summary import Summary
-from erase_rec.sweep.record import PointRecord, SweepRecord
-from eval.comparison import ScoredRun, compare, summarize
+from objectives_runs import Job, Result, read_results, run_all
+
+from erase_rec.sweep.file import read_sweep
+from erase_rec.sweep.points import expand_arms
 
 ROOT = Path(__file__).resolve().parents[1]
-ASIDE = ("seed=", "run.", "train.epochs", "train.early_stopping", "train.threads")
-"""Overrides of a point that the runs on the test rows do not take over."""
+SETS = ("movielens", "frappe", "adult", "sparrow", "kuaishou", "criteo")
+"""The longest first."""
+OF_THE_SEARCH = ("train.epochs=", "train.early_stopping", "train.eval_every_steps=")
+"""Overrides that the runs on the test rows do not take over."""
 
 
 @dataclass(frozen=True)
@@ -41,162 +38,138 @@ class Chosen:
 
     Attributes:
         arm: its name.
+        variant: the point of the grid.
         ne: the best validation NE.
         step: after which step it was there.
-        overrides: that the base is changed by.
+        overrides: that the set's configuration is changed by.
     """
 
     arm: str
+    variant: str
     ne: float
     step: int
-    overrides: dict[str, Any]
+    overrides: tuple[str, ...]
+
+    @property
+    def settings(self) -> str:
+        """What was chosen, in a line: runs of another choice are other runs."""
+        return f"{self.variant} train.steps={self.step}"
 
 
-def choose(sweep: Path) -> list[Chosen]:
-    """The best point of each arm, in the order of the sweep; of equal ones the first.
+def search_jobs(name: str) -> list[Job]:
+    """The points of a set's sweep, all arms of one in a row: a search that is cut short is so for all arms alike."""
+    sweep = read_sweep(f"sweeps/objectives_{name}.yaml")
+    jobs = []
+    for arm in expand_arms(sweep):
+        name_of_arm, _, variant = arm.name.partition(" ")
+        overrides = tuple(each.text for each in arm.overrides)
+        jobs += [Job(name, name_of_arm, variant, seed, str(sweep.base), overrides) for seed in sweep.file.seeds]
+    order = list(dict.fromkeys(job.variant for job in jobs))
+    return sorted(jobs, key=lambda job: order.index(job.variant))
+
+
+def choose(results: Sequence[Result]) -> list[Chosen]:
+    """The best point of each arm, of those that every arm has; of equal ones the first.
 
     Raises:
-        SystemExit: the sweep has not ended.
+        SystemExit: there is none.
     """
-    record = SweepRecord.read(sweep)
-    if record is None or any(point.status != "finished" for point in record.points):
-        raise SystemExit(f"{sweep}: the sweep has not ended; run: erase-rec sweep --config sweeps/{sweep.name}.yaml")
+    arms = list(dict.fromkeys(result.job.arm for result in results))
+    variants = {arm: {each.job.variant for each in results if each.job.arm == arm} for arm in arms}
+    shared = set.intersection(*variants.values()) if arms else set()
+    if not shared:
+        raise SystemExit("the search has no point that every arm has finished; run: objectives.py search")
     best: dict[str, Chosen] = {}
-    for point in record.points:
-        found = best_of(sweep, point)
-        if found.arm not in best or found.ne < best[found.arm].ne:
-            best[found.arm] = found
+    for result in results:
+        job, (ne, step) = result.job, result.best()
+        if job.variant in shared and (job.arm not in best or ne < best[job.arm].ne):
+            kept = tuple(text for text in job.overrides if not text.startswith(OF_THE_SEARCH))
+            best[job.arm] = Chosen(job.arm, job.variant, ne, step, kept)
     return list(best.values())
 
 
-def best_of(sweep: Path, point: PointRecord) -> Chosen:
-    """What a run was at its best evaluation."""
-    checkpoints = sweep / point.folder / "checkpoints"
-    newest = (checkpoints / "last").read_text(encoding="utf-8").strip()
-    state = json.loads((checkpoints / newest / "state.json").read_text(encoding="utf-8"))["state"]
-    step = int((checkpoints / "best").read_text(encoding="utf-8").strip().rpartition("_")[2])
-    kept = [override for override in point.overrides if not override.startswith(ASIDE)]
-    overrides = {key: yaml.safe_load(value) for key, _, value in (override.partition("=") for override in kept)}
-    return Chosen(point.arm.partition(" ")[0], float(state["best"]["best"]), step, overrides)
-
-
-def final_sweep(name: str, chosen: Sequence[Chosen], seeds: int) -> dict[str, Any]:
-    """The sweep on the test rows, as it is written."""
-    arms = {
-        each.arm: each.overrides | {"train.steps": each.step, "train.eval_every_steps": each.step} for each in chosen
-    }
-    return {
-        "base": str(ROOT / f"configs/objectives/{name}.yaml"),
-        "overrides": {
-            "data.eval": f"datasets/objectives/{name}/test.parquet",
-            "eval.scores": True,
-            "train.threads": 1,
-            "train.early_stopping": None,
-        },
-        "arms": arms,
-        "seeds": list(range(1, seeds + 1)),
-    }
-
-
-def run_final(name: str, chosen: Sequence[Chosen], folder: Path, seeds: int, jobs: int) -> None:
-    """Trains each arm anew and scores the test rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump(final_sweep(name, chosen, seeds), sort_keys=False), encoding="utf-8")
-    arguments = ["sweep", "--config", str(file), "--out", str(folder), "--jobs", str(jobs)]
-    subprocess.run([sys.executable, "-m", "erase_rec", *arguments], cwd=ROOT, check=True)
-
-
-def scored(run: Path) -> ScoredRun:
-    """The test rows of a run."""
-    table = pq.read_table(run / "scores.parquet").sort_by("row_id")
-    columns = {name: torch.from_numpy(table[name].to_numpy().copy()) for name in ("row_id", "label", "logit")}
-    return ScoredRun(columns["row_id"], columns["label"].double(), columns["logit"].double(), {})
-
-
-def measure(name: str, chosen: Sequence[Chosen], folder: Path) -> list[dict[str, Any]]:
-    """A row of results for each arm."""
-    record = SweepRecord.read(folder)
-    assert record is not None
-    runs: dict[str, dict[int, ScoredRun]] = {}
-    speeds: dict[str, list[float]] = {}
-    for point in record.points:
-        run = folder / point.folder
-        runs.setdefault(point.arm, {})[point.seed] = scored(run)
-        speeds.setdefault(point.arm, []).append(Summary.read(run).throughput.qps_mean)
-    reference = min((each for each in chosen if each.arm.startswith("exact")), key=lambda each: each.ne).arm
-    rows = []
-    for each in chosen:
-        arm, gap = summarize(list(runs[each.arm].values())), compare(runs[each.arm], runs[reference])
-        rows.append(
-            {
-                "dataset": name,
-                "arm": each.arm,
-                "reference": reference,
-                "seeds": len(gap.seeds),
-                "rows": gap.rows,
-                "ne": arm.ne.mid,
-                "gap_pct": gap.total.mid,
-                "ci_low_pct": gap.total.low,
-                "ci_high_pct": gap.total.high,
-                "seeds_ci_low_pct": gap.over_seeds.low,
-                "seeds_ci_high_pct": gap.over_seeds.high,
-                "auc": arm.auc,
-                "rows_per_s": sum(speeds[each.arm]) / len(speeds[each.arm]),
-                "validation_ne": each.ne,
-                "steps": each.step,
-                "lr": [each.overrides[f"optimizer.{part}.lr"] for part in ("dense", "sparse")],
-            }
+def final_jobs(name: str, chosen: Sequence[Chosen], seeds: int, folder: Path) -> list[Job]:
+    """Each arm anew, as long as it was best, all arms of a seed in a row."""
+    changed = (f"data.eval=datasets/objectives/{name}/test.parquet", "train.early_stopping=null")
+    config = str(ROOT / f"configs/objectives/{name}.yaml")
+    return [
+        Job(
+            name,
+            each.arm,
+            each.settings,
+            seed,
+            config,
+            (*each.overrides, *changed, f"train.steps={each.step}", f"train.eval_every_steps={each.step}"),
+            str((folder / "scores" / name / f"{each.arm}-{seed}.npy").resolve()),
         )
-    return rows
+        for seed in range(1, seeds + 1)
+        for each in chosen
+    ]
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table a set; gaps in per cent with 95 % intervals over seeds and rows together."""
-    parts = []
-    for name in dict.fromkeys(row["dataset"] for row in rows):
-        own = [row for row in rows if row["dataset"] == name]
-        parts += [f"## {name}", ""]
-        parts += [f"{own[0]['seeds']} seeds, {own[0]['rows']:,} test rows, against `{own[0]['reference']}`.", ""]
-        header = ("arm", "NE", "gap %", "95 %", "over seeds alone", "AUC", "validation NE", "rates")
-        parts += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-        for row in sorted(own, key=lambda row: float(row["ne"])):
-            total, seeds = (
-                f"{row[f'{kind}ci_low_pct']:+.3f} .. {row[f'{kind}ci_high_pct']:+.3f}" for kind in ("", "seeds_")
-            )
-            ne, gap, auc, validation = (
-                f"{row['ne']:.5f}",
-                f"{row['gap_pct']:+.3f}",
-                f"{row['auc']:.5f}",
-                row["validation_ne"],
-            )
-            cells = (row["arm"], ne, gap, total, seeds, auc, f"{validation:.5f}", ", ".join(map(str, row["lr"])))
-            parts.append(f"| {' | '.join(cells)} |")
-        parts.append("")
-    return "\n".join(parts)
+def spread(jobs: Mapping[str, Sequence[Job]]) -> list[Job]:
+    """Jobs of several sets in turns, in proportion, so that all sets end at about the same time."""
+    placed = [
+        (at / len(of_set), number, job) for number, of_set in enumerate(jobs.values()) for at, job in enumerate(of_set)
+    ]
+    return [job for _, _, job in sorted(placed, key=lambda each: each[:2])]
+
+
+def search(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float) -> None:
+    """Trains on the training rows and keeps NE on the validation rows."""
+    run_all(
+        spread({name: search_jobs(name) for name in sets}),
+        folder / "search.jsonl",
+        processes=processes,
+        limit_s=limit_s,
+    )
+
+
+def measure(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float, seeds: int) -> None:
+    """Trains the best of each arm and keeps logits of the test rows."""
+    found = read_results(folder / "search.jsonl")
+    jobs = {}
+    for name in sets:
+        chosen = choose([result for result in found if result.job.group == name])
+        jobs[name] = final_jobs(name, chosen, seeds, folder)
+    run_all(spread(jobs), folder / "test.jsonl", processes=processes, limit_s=limit_s)
+
+
+def moved(result: Result, folder: Path) -> Result:
+    """With the scores where they are now: they may have been written on another machine."""
+    assert result.job.scores is not None
+    path = folder / "scores" / result.job.group / Path(result.job.scores).name
+    return replace(result, job=replace(result.job, scores=str(path)))
 
 
 def main() -> None:
-    """Measures the named sets."""
+    """Runs a stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", help="frappe, movielens, adult, sparrow, criteo")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the sweeps' folders are")
-    parser.add_argument("--seeds", type=int, default=5, help="2 or more: one seed has no interval")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True, help="without ending")
+    parser.add_argument("stage", choices=("search", "test", "report"))
+    parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; none: all")
+    parser.add_argument("--runs", type=Path, default=Path("runs/objectives"), help="where runs are kept")
+    parser.add_argument("--seeds", type=int, default=5, help="test: 2 or more, one seed has no interval")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="no run starts that would end later")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/ne-gap"), help="report: without ending")
     arguments = parser.parse_args()
+    if unknown := set(arguments.sets) - set(SETS):
+        parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")
     if arguments.seeds < 2:
         parser.error("--seeds: an interval needs 2 or more")
-    json_path, page = arguments.out.with_suffix(".json"), arguments.out.with_suffix(".md")
-    rows = json.loads(json_path.read_text(encoding="utf-8")) if json_path.exists() else []
-    for name in arguments.sets:
-        chosen = choose(arguments.runs / f"objectives_{name}")
-        folder = arguments.runs.resolve() / f"objectives_{name}_test"
-        run_final(name, chosen, folder, arguments.seeds, arguments.jobs)
-        rows = [row for row in rows if row["dataset"] != name] + measure(name, chosen, folder)
-        json_path.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        page.write_text(markdown(rows), encoding="utf-8")
-        print(markdown([row for row in rows if row["dataset"] == name]))
+    sets = [name for name in SETS if name in arguments.sets or not arguments.sets]
+    limits = {"processes": arguments.jobs, "limit_s": arguments.limit_s}
+    if arguments.stage == "search":
+        search(sets, arguments.runs, **limits)
+    elif arguments.stage == "test":
+        measure(sets, arguments.runs, **limits, seeds=arguments.seeds)
+    else:
+        from objectives_page import write_report
+
+        found = read_results(arguments.runs / "search.jsonl")
+        tested = [moved(result, arguments.runs) for result in read_results(arguments.runs / "test.jsonl")]
+        chosen = {name: choose([each for each in found if each.job.group == name]) for name in sets}
+        write_report(chosen, tested, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the five small real sets on which local objectives are compared, as Parquet, split 70/10/20 once for all.
+"""Writes the six small real sets on which local objectives are compared, as Parquet, split 70/10/20 once for all.
 
     ERASE_REC_DATA=/path/to/raw python benchmarks/objectives_data.py --out datasets/objectives
 
@@ -73,12 +73,19 @@ def criteo(raw: Path) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def kuaishou(raw: Path) -> pd.DataFrame:
+    """Counts and days of a user's use of the app, without the user's id (one row each) and a column of random lists."""
+    table = pd.read_csv(raw / "kuaishou_multihot/dataset1.csv.gz", index_col=0)
+    return table.drop(columns=["user_id", "multi"])
+
+
 SETS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "frappe": frappe,
     "movielens": movielens,
     "adult": adult,
     "sparrow": sparrow,
     "criteo": criteo,
+    "kuaishou": kuaishou,
 }
 
 

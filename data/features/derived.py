@@ -55,7 +55,8 @@ def _of_time(numbers: FloatArray, kind: Derived, cells: pa.Array) -> IntArray:
     whole = (numbers == np.trunc(numbers)) & (numbers >= 0) & (numbers < 100_00_00_00)
     _refuse(~whole, cells, expected)
     written = numbers.astype(np.int64)
-    hour, day, month, year = (written // 100**place % 100 for place in range(4))
+    parts: list[IntArray] = [written // 100**place % 100 for place in range(4)]
+    hour, day, month, year = parts
     in_calendar = (hour < 24) & (month >= 1) & (month <= 12) & (day >= 1)
     _refuse(~in_calendar, cells, expected)
     months = (np.datetime64("2000", "M") + (year * 12 + month - 1).astype("timedelta64[M]")).astype("datetime64[M]")
