@@ -53,6 +53,7 @@ LAUNCHES: Mapping[Launch, Sequence[str]] = {
     "blocking": ("schedule.cuda_graph=none",),
     "non_blocking": ("schedule.dispatch=non_blocking", "schedule.cuda_graph=none"),
     "tower graph": ("schedule.cuda_graph=tower",),
+    "dense graph": ("schedule.cuda_graph=dense",),
     "step graph": ("schedule.cuda_graph=step",),
 }
 REDUCTIONS: Mapping[Reduction, Sequence[str]] = {
@@ -73,6 +74,7 @@ EXACT: Mapping[str, Sequence[str]] = {
 SPREAD: Mapping[str, Sequence[str]] = {
     "blocking, bucket": LAUNCHES["blocking"],
     "tower graph, bucket": LAUNCHES["tower graph"],
+    "dense graph, bucket": LAUNCHES["dense graph"],
 }
 
 Blocks = Mapping[str, Sequence[Held]]
@@ -130,7 +132,7 @@ def ways(*, strict: bool) -> list[Arm]:
 
 
 def _captures(overrides: Sequence[str]) -> bool:
-    return any(each in {"schedule.cuda_graph=step", "schedule.cuda_graph=tower"} for each in overrides)
+    return any(each.startswith("schedule.cuda_graph=") and not each.endswith("=none") for each in overrides)
 
 
 def share(batch: Batch, rank: int, size: int) -> Batch:

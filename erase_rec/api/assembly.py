@@ -261,7 +261,7 @@ def build_parts(
             strict = config.schedule.strict
             replays = CudaReplays(machine.device)
             world.captures.add(replays)
-            graphs = StepGraphs(replays, streams, embeddings, world.collectives, strict=strict)
+            graphs = StepGraphs(replays, streams, embeddings, world.collectives, holds=plan.cuda_graph, strict=strict)
         max_norm = config.optimizer.dense.max_grad_norm
         return ScheduledStep(gradients, optimizer, guard, max_norm, metrics=metrics, graphs=graphs), streams
 

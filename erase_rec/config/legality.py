@@ -20,7 +20,7 @@ from erase_rec.config.sharding_rules import SHARDING_RULES
 from erase_rec.config.tower_rules import TOWER_RULES
 from erase_rec.config.training_rules import TRAINING_RULES
 
-Launch = Literal["aggregate backward", "blocking", "non_blocking", "tower graph", "step graph"]
+Launch = Literal["aggregate backward", "blocking", "non_blocking", "tower graph", "dense graph", "step graph"]
 Reduction = Literal["ddp, FUP=True", "ddp, FUP=False", "ddp_per_tower", "bucket"]
 
 
@@ -76,6 +76,10 @@ REDUCTION_TABLE: Mapping[tuple[Launch, Reduction], Cell] = {
         "use reduction: bucket, or reduction: ddp with find_unused_parameters: false",
     ),
     ("tower graph", "bucket"): _OK,
+    ("dense graph", "ddp, FUP=True"): _NO_REDUCER,
+    ("dense graph", "ddp, FUP=False"): _NO_REDUCER,
+    ("dense graph", "ddp_per_tower"): _NO_REDUCER,
+    ("dense graph", "bucket"): _OK,
     ("step graph", "ddp, FUP=True"): _NO_REDUCER,
     ("step graph", "ddp, FUP=False"): _NO_REDUCER,
     ("step graph", "ddp_per_tower"): _NO_REDUCER,
@@ -99,6 +103,8 @@ def _launch(config: Config) -> Launch:
     schedule = config.schedule
     if schedule.cuda_graph == "step":
         return "step graph"
+    if schedule.cuda_graph == "dense":
+        return "dense graph"
     if schedule.cuda_graph == "tower":
         return "tower graph"
     if not schedule.early_backward:

@@ -11,7 +11,7 @@ def hindrance(config: Config) -> str | None:
     A step that the host launches pays for their launches; DDP's hooks and sums over micro-batches read them at once;
     compiled code launches by itself.
     """
-    if config.schedule.cuda_graph != "step":
+    if config.schedule.cuda_graph not in {"dense", "step"}:
         return f"schedule.cuda_graph is {config.schedule.cuda_graph}"
     if all(tower.stream == "main" for tower in config.towers):
         return "all towers are on the main stream"

@@ -20,7 +20,7 @@ class Preset:
         stream: ``towers[].stream``.
         schedule: keys of ``schedule``.
         distributed: keys of ``distributed``.
-        captures: captures the whole step as a CUDA graph, or the towers, where the configuration lets it.
+        captures: captures as much of the step in CUDA graphs as the configuration lets it.
     """
 
     detach: bool
@@ -100,12 +100,11 @@ def _captured(config: Config) -> dict[str, Any]:
     optimizer = {"optimizer": "end" if one_norm else "per_tower"}
     early = config.schedule.early_backward is not False
     if distributed.reduction in {None, "bucket"}:
-        by_worker = config.schedule.dispatch == "non_blocking"
+        if config.schedule.dispatch == "non_blocking":
+            return optimizer | {"cuda_graph": "tower"}
         # Ranks tell each other through their hosts how many ids they exchange, which no capture can hold.
         exchanged = config.embedding.sharding != "replicated"
-        if exchanged and not early:
-            return optimizer | {"cuda_graph": "none"}
-        return optimizer | {"cuda_graph": "tower" if by_worker or exchanged else "step"}
+        return optimizer | {"cuda_graph": "dense" if exchanged else "step"}
     needs_hooks = distributed.reduction == "ddp_per_tower" or distributed.find_unused_parameters is True
     return optimizer | {"cuda_graph": "tower" if early and not needs_hooks else "none"}
 

@@ -306,8 +306,8 @@ class ScheduleConfig(Model):
     """Who launches early backwards: the main thread, or a worker."""
     workers: PositiveInt = 1
     """``non_blocking``: threads that call early backwards; one keeps them in order."""
-    cuda_graph: Literal["none", "tower", "step"] | None = None
-    """What is captured and replayed: nothing, each early tower, or the whole step."""
+    cuda_graph: Literal["none", "tower", "dense", "step"] | None = None
+    """What is captured and replayed: nothing, each early tower, all but the tables, or the whole step."""
     optimizer: Literal["end", "per_tower"] | None = None
     """Update all at the end of the step, or a tower as soon as its gradient is there."""
     embedding_gradient: Literal["main", "local", "both", "none"] | None = None
@@ -319,7 +319,7 @@ class ScheduleConfig(Model):
     high_priority: Texts = ()
     """Towers whose kernels a CUDA device starts before those of the others."""
     parameters_beside: Boolean = False
-    """``cuda_graph: step``: gradients that only parameters need run on streams beside the backward's chain."""
+    """``cuda_graph: step``, ``dense``: gradients that only parameters need run beside the backward's chain."""
     matmul_share: Annotated[PositiveNumber, Field(le=1)] = 1.0
     """CUDA: share of the multiprocessors that matrix products' kernels are chosen for, so that towers fit beside."""
     autotune: Boolean = False

@@ -106,7 +106,7 @@ SHARDING_RULES = (
     Rule(
         "`cuda_graph: step` with a `sharding` other than `replicated`",
         "ranks tell each other through their hosts how many ids they exchange, which no capture can hold",
-        "use cuda_graph: tower, or embedding.sharding: replicated",
+        "use cuda_graph: dense, or embedding.sharding: replicated",
         _exchanged_in_a_step_graph,
     ),
     Rule(

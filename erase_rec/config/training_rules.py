@@ -36,8 +36,9 @@ def _nothing_captured(config: Config) -> Iterator[Finding]:
 
 
 def _dispatched_in_a_step_graph(config: Config) -> Iterator[Finding]:
-    if config.schedule.cuda_graph == "step" and config.schedule.dispatch == "non_blocking":
-        found = "is non_blocking and cuda_graph is step"
+    captured = config.schedule.cuda_graph
+    if captured in {"dense", "step"} and config.schedule.dispatch == "non_blocking":
+        found = f"is non_blocking and cuda_graph is {captured}"
         yield Finding(("schedule", "dispatch"), found, also=(("schedule", "cuda_graph"), ("schedule", "preset")))
 
 
@@ -164,7 +165,7 @@ TRAINING_RULES = (
         _nothing_captured,
     ),
     Rule(
-        "`cuda_graph: step` with `dispatch: non_blocking`",
+        "`cuda_graph: step` or `dense` with `dispatch: non_blocking`",
         "the host launches one graph, and no worker has anything to launch",
         "use dispatch: blocking, or cuda_graph: tower",
         _dispatched_in_a_step_graph,
@@ -172,7 +173,7 @@ TRAINING_RULES = (
     Rule(
         "`schedule.strict: true` with `cuda_graph: none`",
         "it refuses steps that are not replayed",
-        "leave strict out, or use cuda_graph: step or tower",
+        "leave strict out, or use cuda_graph: step, dense or tower",
         _strict_about_nothing,
     ),
     Rule(

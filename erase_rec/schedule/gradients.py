@@ -35,7 +35,7 @@ from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.objective_state import ObjectiveState
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
-from erase_rec.schedule.program import Op, program
+from erase_rec.schedule.program import Op, Parts, parts, program
 from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
 from erase_rec.schedule.step_state import MicroState, StepState, total_of, whole
 from erase_rec.schedule.streams import Streams
@@ -71,13 +71,13 @@ class _Way:
         self.towers = {tower.name: tower for tower in plan.towers}
         self.late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
         self.train_tables = {tower.name for tower in plan.towers if _leaf_needs_gradient(plan, tower)}
-        self._programs: dict[int, tuple[Op, ...]] = {}
+        self._parts: dict[int, Parts] = {}
 
-    def program(self, micro_batches: int) -> tuple[Op, ...]:
+    def parts(self, micro_batches: int) -> Parts:
         """The operations of a step over so many micro-batches."""
-        if micro_batches not in self._programs:
-            self._programs[micro_batches] = program(replace(self.plan, micro_batches=micro_batches))
-        return self._programs[micro_batches]
+        if micro_batches not in self._parts:
+            self._parts[micro_batches] = parts(program(replace(self.plan, micro_batches=micro_batches)))
+        return self._parts[micro_batches]
 
 
 class GradientProgram:
@@ -146,6 +146,7 @@ class GradientProgram:
         self._run_op: dict[str, Handler] = {
             "lookup": self._lookup,
             "order": self._order,
+            "enter": self._enter,
             "forward": self._forward,
             "logit_join": self._logit_join,
             "teacher": self._teacher,
@@ -157,6 +158,7 @@ class GradientProgram:
             "reduce": self._reduce,
             "follow": self._follow,
             "average": self._average,
+            "leave": _nothing,
             "end": _nothing,
         }
 
@@ -179,18 +181,32 @@ class GradientProgram:
             IllegalTransitionError: a tower is not where it should be.
             Exception: whatever an operation raised, here or on a worker, with a note that names it.
         """
-        way = self._way = self._ways[exact]
-        count = min(self.plan.micro_batches, batch.size)
-        state = StepState.of(batch, count)
-        ops = way.program(count)
+        state = self.begin(batch, measure=measure, exact=exact)
+        self.launch_before(state)
+        self.launch_captured(state, finish)
+        self.launch_after(state, finish)
+        return state
+
+    def begin(self, batch: Batch, *, measure: bool = False, exact: bool = False) -> StepState:
+        """The start of a step, whose main stream is the current one. Its parts follow in their order."""
+        self._way = self._ways[exact]
+        self._streams.begin(measure=measure)
+        return StepState.of(batch, min(self.plan.micro_batches, batch.size), exact=exact, measure=measure)
+
+    def launch_before(self, state: StepState) -> None:
+        """What comes before the part that a step graph holds, see :class:`erase_rec.schedule.program.Parts`."""
+        self._launch(state, self._parts(state).before, self._run_op, self._dispatch)
+
+    def launch_captured(self, state: StepState, finish: Mapping[str, Handler]) -> None:
+        """The part that a step graph holds; reads of ``state`` what came before."""
+        way, ops = self._way, self._parts(state).captured
         handlers = self._run_op | dict(finish)
         after_forward = next(position for position, op in enumerate(ops) if op.kind == "check")
         last = state.micros[-1]
-        self._states.begin(count)
-        self._streams.begin(measure=measure)
+        self._states.begin(len(state.micros))
         self.reduction.begin()
         # Captures are the main thread's.
-        dispatch = BlockingDispatch() if way.graphs.begin(batch.size) else self._dispatch
+        dispatch = BlockingDispatch() if way.graphs.begin(state.batch.size) else self._dispatch
 
         def forward() -> dict[str, Tensor]:
             self._launch(state, ops[:after_forward], handlers, dispatch)
@@ -210,7 +226,10 @@ class GradientProgram:
             if first is not error:
                 raise first from None
             raise
-        return state
+
+    def launch_after(self, state: StepState, finish: Mapping[str, Handler]) -> None:
+        """What comes after it; reads of ``state`` the tables' gradient and what came before."""
+        self._launch(state, self._parts(state).after, self._run_op | dict(finish), self._dispatch)
 
     def gradients(self, batch: Batch, *, exact: bool = False) -> Gradients:
         """Gradients of ``batch``, reduced, without any update; ready on the main stream. Its operations are timed.
@@ -261,6 +280,9 @@ class GradientProgram:
         if block in self._towers:
             self._states.advance(block, Phase.STEPPED)
 
+    def _parts(self, state: StepState) -> Parts:
+        return self._way.parts(len(state.micros))
+
     def _launch(self, state: StepState, ops: Sequence[Op], handlers: Mapping[str, Handler], dispatch: Dispatch) -> None:
         for op in ops:
             for key in op.joins:
@@ -279,8 +301,12 @@ class GradientProgram:
             raise
 
     def _lookup(self, state: StepState, op: Op) -> None:
+        state.pooled = self.model.embeddings(state.batch.sparse)
+        if self.plan.cuda_graph != "dense":
+            self._enter(state, op)
+
+    def _enter(self, state: StepState, op: Op) -> None:
         batch = state.batch
-        state.pooled = self.model.embeddings(batch.sparse)
         state.tower_input = self._way.graphs.hold("pooled", state.pooled).detach()
         dense = self._way.graphs.hold("dense", batch.dense.to(state.pooled.dtype))
         label = self._way.graphs.hold("label", batch.label)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class Interval:
         thread: name of the thread that launched it.
         start_ms: when its stream came to it: a device event on CUDA, the host's clock on the CPU.
         end_ms: when its stream was done with it; pauses between its kernels are included.
-        launch_ms: when the host began to launch it; of a replayed graph 0, because all is launched at once.
+        launch_ms: when the host began to launch it; of a replayed graph when it launched that, all at once.
         launched_ms: when the host had launched it; likewise.
     """
 
@@ -53,17 +53,29 @@ class _Marks:
 
 @dataclass
 class Measurement:
-    """Marks of one step, which a replay of its capture sets anew.
+    """Marks of one step, or of a part of it; a replay sets those of its capture anew.
 
     Attributes:
         start: of the step.
-        start_s: of the step, on the host's clock; None: captured, and launched at once.
+        start_s: of the step, on the host's clock.
         marks: of its operations.
     """
 
     start: Any = None
-    start_s: float | None = None
+    start_s: float = 0.0
     marks: list[_Marks] = field(default_factory=list)
+
+    def then(self, captured: Measurement, launch_s: float) -> Measurement:
+        """This part of a step, and one that was captured and is replayed after it.
+
+        Args:
+            captured: the marks of the capture.
+            launch_s: when the host launches the replay.
+        """
+        marks = [replace(marks, launch_s=launch_s, launched_s=launch_s) for marks in captured.marks]
+        if not self.marks:
+            return Measurement(captured.start, launch_s, marks)
+        return Measurement(self.start, self.start_s, [*self.marks, *marks])
 
 
 class MeasuredStreams:
@@ -87,6 +99,13 @@ class MeasuredStreams:
         self._measuring = measure
         if measure:
             self.measured = Measurement(self._clock.mark(), self._host.mark())
+
+    def resume(self, measured: Measurement | None) -> None:
+        """Goes on with a step on the current stream; ``measured``: so far, None where it is not measured."""
+        self._inner.begin()
+        self._measuring = measured is not None
+        if measured is not None:
+            self.measured = measured
 
     @contextmanager
     def run(self, op: Op) -> Iterator[None]:
@@ -114,8 +133,8 @@ class MeasuredStreams:
                 marks.thread,
                 start_ms=1e3 * self._clock.seconds(step.start, marks.start),
                 end_ms=1e3 * self._clock.seconds(step.start, marks.end),
-                launch_ms=0.0 if step.start_s is None else 1e3 * (marks.launch_s - step.start_s),
-                launched_ms=0.0 if step.start_s is None else 1e3 * (marks.launched_s - step.start_s),
+                launch_ms=1e3 * (marks.launch_s - step.start_s),
+                launched_ms=1e3 * (marks.launched_s - step.start_s),
             )
             for marks in step.marks
         ]

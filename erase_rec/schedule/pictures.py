@@ -19,7 +19,7 @@ from erase_rec.config.presets import apply_preset
 from erase_rec.config.rules_page import reductions_as_markdown
 from erase_rec.config.schema import Config
 from erase_rec.schedule.plan import MAIN, Plan
-from erase_rec.schedule.program import Op, guaranteed_order, program
+from erase_rec.schedule.program import Op, guaranteed_order, parts, program
 
 _EXACT = """\
 towers:
@@ -53,6 +53,7 @@ towers:
   - {{name: block3, kind: mlp, loss: {{target: own}}, inputs: {{towers: [block2]}}}}
 schedule: {{{_EARLY}}}""",
     "tower_graphs": f"{_OWN}schedule: {{preset: paper_row1}}",
+    "dense_graph": f"{_OWN}schedule: {{preset: erase, cuda_graph: dense}}",
     "micro_batches": (
         "towers:\n  - {name: deep, kind: mlp, loss: {target: own}}\n"
         f"schedule: {{{_EARLY}}}\ntrain: {{steps: 1, micro_batches: 2}}"
@@ -79,7 +80,9 @@ def picture_edges(ops: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
 
 
 def is_captured(plan: Plan, op: Op) -> bool:
-    """Whether ``op`` is replayed from a CUDA graph."""
+    """Whether ``op`` is replayed from a CUDA graph that holds a part of the step."""
+    if plan.cuda_graph == "dense":
+        return op in parts(program(plan)).captured
     in_tower = op.tower is not None and plan.tower(op.tower).early
     return plan.cuda_graph == "tower" and in_tower and op.kind in {"forward", "local_loss", "early_backward"}
 

@@ -79,7 +79,8 @@ class Plan:
         find_unused_parameters: FUP of ``ddp``.
         optimizer: one update at the end, or one a tower on its stream.
         micro_batches: parts that a batch is cut into.
-        cuda_graph: ``tower``: early towers are captured once and replayed; ``step``: the whole step is.
+        cuda_graph: ``tower``: early towers are captured once and replayed; ``step``: the whole step is; ``dense``: all
+            between the tables' lookup and their update is.
         launch_order: all towers in the order in which the host launches them, each after those that it reads;
             empty: as they stand.
         high_priority: towers whose streams' kernels the device starts before those of others.
@@ -98,7 +99,7 @@ class Plan:
     find_unused_parameters: bool = False
     optimizer: Literal["end", "per_tower"] = "end"
     micro_batches: int = 1
-    cuda_graph: Literal["none", "tower", "step"] = "none"
+    cuda_graph: Literal["none", "tower", "dense", "step"] = "none"
     launch_order: tuple[str, ...] = ()
     high_priority: tuple[str, ...] = ()
     exact_every: int | None = None

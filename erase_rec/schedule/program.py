@@ -4,19 +4,23 @@ Early backward is nothing but the place of an operation in this list and the eve
 ``early_backward:i`` needs its tower's local loss, which needs its tower's forward (and, for the ``joint`` target, one
 join of the logits; for a teacher's labels, the teacher's forward on all towers' outputs), and nothing of the over-arch
 (ERASE, arXiv 2608.18469, section 3).
+
+Where tables stay outside a captured step (``cuda_graph: dense``) their operations frame the others: what lies from
+``enter`` to ``leave`` reads the pooled embeddings, leaves their gradient behind, and is captured (:func:`parts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from erase_rec.schedule.plan import MAIN, Plan, TowerPlan
 
 OpKind = Literal[
     "lookup",
     "order",
+    "enter",
     "forward",
     "logit_join",
     "teacher",
@@ -29,9 +33,11 @@ OpKind = Literal[
     "backward",
     "reduce",
     "update",
+    "table_gradient",
     "table_update",
     "follow",
     "average",
+    "leave",
     "end",
 ]
 
@@ -67,6 +73,28 @@ class Op:
         return name if self.micro == 0 else f"{name}@{self.micro}"
 
 
+class Parts(NamedTuple):
+    """A program in the parts that a step graph tells apart, one after the other on the main stream.
+
+    Attributes:
+        before: launched operation by operation: what tables do first, where they stay outside.
+        captured: what the graph holds; its last operation joins all streams on the main one.
+        after: launched operation by operation: what tables do with their gradient.
+    """
+
+    before: tuple[Op, ...]
+    captured: tuple[Op, ...]
+    after: tuple[Op, ...]
+
+
+def parts(ops: Sequence[Op]) -> Parts:
+    """What lies before ``enter``, from it to ``leave``, and after; without them all is to be captured."""
+    kinds = [op.kind for op in ops]
+    start = kinds.index("enter") if "enter" in kinds else 0
+    stop = kinds.index("leave") + 1 if "leave" in kinds else len(kinds)
+    return Parts(tuple(ops[:start]), tuple(ops[start:stop]), tuple(ops[stop:]))
+
+
 def program(plan: Plan) -> tuple[Op, ...]:
     """The operations of one step in launch order.
 
@@ -91,11 +119,15 @@ class _Builder:
         self._towers = plan.launched()
         self._early = [tower for tower in self._towers if tower.early]
         self._by_worker = plan.dispatch == "non_blocking"
+        self._tables_apart = plan.cuda_graph == "dense"
+        self._input = "enter" if self._tables_apart else "lookup"
 
     def build(self) -> tuple[Op, ...]:
         self._add("lookup")
         if self._plan.embedding_gradient != "none":
             self._add("order", waits=["lookup"], stream=self._plan.beside())
+        if self._tables_apart:
+            self._add("enter", waits=["lookup"])
         for micro in range(self._plan.micro_batches):
             self._forward(micro)
             if micro < self._last:
@@ -135,7 +167,7 @@ class _Builder:
         later = [tower for tower in self._towers if tower in joint or tower in taught]
         for tower in self._towers:
             sources = [self._plan.tower(name) for name in tower.inputs]
-            self._add("forward", tower, ["lookup", *self._keys("forward", sources, micro)], micro=micro)
+            self._add("forward", tower, [self._input, *self._keys("forward", sources, micro)], micro=micro)
             if tower.loss is not None and tower not in later:
                 self._loss(tower, micro, [])
         forwards = self._keys("forward", self._plan.towers, micro)
@@ -203,7 +235,14 @@ class _Builder:
         else:
             self._add("update", waits=[*self._reduced(trained), rest])
         order = ["order"] if self._plan.embedding_gradient != "none" else []
-        self._add("table_update", waits=[self._backward_key(), *self._early_keys(self._early), *order])
+        backwards = [self._backward_key(), *self._early_keys(self._early)]
+        if self._tables_apart:
+            self._add("table_gradient", waits=backwards)
+            left = self._add("leave", waits=[*updates, "metrics", *self._keep_for_next_step()])
+            self._add("table_update", waits=[left, *order])
+            self._add("end", waits=[left])
+            return
+        self._add("table_update", waits=[*backwards, *order])
         self._add("end", waits=[*updates, "metrics", *self._keep_for_next_step()])
 
     def _keep_for_next_step(self) -> list[str]:
@@ -239,16 +278,19 @@ def guaranteed_order(ops: Sequence[Op]) -> Mapping[str, frozenset[str]]:
 
     The guarantees are those of CUDA: events waited for, and order of launch within a stream. The order in which a
     worker launches relative to the main thread is guaranteed only by hand-over (what main launched before it handed an
-    operation to a worker) and by joins.
+    operation to a worker) and by joins. What a step graph holds of a side stream is in no order with what that stream
+    is given outside of it.
     """
     before: dict[str, frozenset[str]] = {}
     joined: set[str] = set()
+    captured = {op.key for op in parts(ops).captured}
     for position, op in enumerate(ops):
         joined |= set(op.joins)
         direct = set(op.waits)
         for earlier in ops[:position]:
             ordered = earlier.worker in {0, op.worker} or earlier.key in joined
-            if earlier.stream == op.stream and ordered:
+            together = op.stream == MAIN or (earlier.key in captured) == (op.key in captured)
+            if earlier.stream == op.stream and ordered and together:
                 direct.add(earlier.key)
         before[op.key] = frozenset(direct).union(*(before[key] for key in direct))
     return before

@@ -15,7 +15,7 @@ from erase_rec.batch import StepOutput
 
 
 class Replays(Protocol):
-    """Captures steps, replays them one after the other on the main stream, and copies beside them."""
+    """Captures steps, or parts of them, replays them one after the other on the main stream, and copies beside them."""
 
     def copy(self, work: Callable[[], None], after: Iterable[Any]) -> None:
         """Runs ``work`` on the copy stream; what the main stream is given from now on runs after it.
@@ -24,6 +24,10 @@ class Replays(Protocol):
             work: launches copies, and allocates nothing.
             after: events that it waits for; None among them: all that the main stream was given so far.
         """
+        ...
+
+    def on_main(self, work: Callable[[], None]) -> None:
+        """Gives ``work``, which launches copies, to the main stream."""
         ...
 
     def mark(self) -> Any:
@@ -69,6 +73,10 @@ class CudaReplays:
             work()
         self._copied.record(self._copying)
         main.wait_event(self._copied)
+
+    def on_main(self, work: Callable[[], None]) -> None:
+        """See :meth:`Replays.on_main`."""
+        work()
 
     def mark(self) -> torch.cuda.Event:
         """See :meth:`Replays.mark`."""

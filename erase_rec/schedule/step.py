@@ -15,7 +15,7 @@ from erase_rec.protocols import ProgressiveMetrics
 from erase_rec.schedule.gradients import GradientProgram
 from erase_rec.schedule.plan import MAIN_LOSS
 from erase_rec.schedule.program import Op
-from erase_rec.schedule.step_graphs import StepGraphs, aligned
+from erase_rec.schedule.step_graphs import StepGraphs, aligned, launched
 from erase_rec.schedule.step_state import StepState
 
 DENSE_BLOCK = "dense"
@@ -50,7 +50,8 @@ class ScheduledStep:
             guard: refuses non-finite losses before the update.
             max_grad_norm: norm that the gradients of each of the optimizer's blocks are clipped to.
             metrics: take in each step's rows, as part of the step.
-            graphs: capture and replay the step; None: it is launched operation by operation.
+            graphs: capture and replay the part of the step that the plan puts into a graph; None: all of it is launched
+                operation by operation.
         """
         self._gradients = gradients
         self._optimizer = optimizer
@@ -68,11 +69,11 @@ class ScheduledStep:
         exact = self._gradients.plan.is_exact(self._guard.step)
         self._guard.poll()  # on CUDA the host waits here; before any work and any collective of this step
         if self._graphs is None:
-            output = self._launch(batch, measure, exact)
+            output = launched(self, batch, measure, exact)
             if self.device().type == "cuda":
                 self._look_at(output, batch)
             return output
-        output, done = self._graphs.run(batch, measure, exact, self._launch)
+        output, done = self._graphs.run(batch, measure, exact, self)
         self._graphs.keep_until(self._look_at(output, batch, done))
         return output
 
@@ -85,32 +86,31 @@ class ScheduledStep:
     ) -> torch.cuda.Event | None:
         return self._guard.check(output.finite, (MAIN_LOSS, *output.local_losses), batch.row_ids, done)
 
-    def _launch(self, batch: Batch, measure: bool, exact: bool, flags: Tensor | None = None) -> StepOutput:
-        """Launches the whole step; on CUDA without synchronising the host, so that it can be captured.
+    def begin(self, batch: Batch, measure: bool, exact: bool) -> StepState:
+        """See :class:`erase_rec.schedule.step_graphs.StepParts`."""
+        return self._gradients.begin(batch if self._graphs is None else aligned(batch), measure=measure, exact=exact)
 
-        Args:
-            batch: what it learns from.
-            measure: give gradient norms, and time the operations.
-            exact: nothing is cut.
-            flags: bool, where ``finite`` of the output is to be; None: anywhere.
-        """
+    def launch_before(self, state: StepState) -> None:
+        """See :class:`erase_rec.schedule.step_graphs.StepParts`."""
+        self._gradients.launch_before(state)
+
+    def launch_captured(self, state: StepState, flags: Tensor | None = None) -> StepOutput:
+        """See :class:`erase_rec.schedule.step_graphs.StepParts`."""
         norms: dict[str, Tensor] = {}
-        if self._graphs is not None:
-            batch = aligned(batch)
 
         def check(state: StepState, op: Op) -> None:
             state.output = _output(state, norms, flags)
             if self.device().type != "cuda":
-                self._look_at(state.output, batch)
+                self._look_at(state.output, state.batch)
 
         def metrics(state: StepState, op: Op) -> None:
             if self._metrics is not None:
-                self._metrics.update(state.output, batch.label)
+                self._metrics.update(state.output, state.batch.label)
 
         def update(state: StepState, op: Op) -> None:
             blocks = self._gradients.updated_blocks(op)
             gradients = {block: self._take_gradients(block) for block in blocks}
-            if measure:
+            if state.measure:
                 norms.update({block: _norm(found.values()) for block, found in gradients.items()})
             together = {name: gradient for found in gradients.values() for name, gradient in found.items()}
             for block in blocks if self._gradients.plan.optimizer == "per_tower" else self._optimizer.blocks:
@@ -118,18 +118,34 @@ class ScheduledStep:
             for block in blocks:
                 self._gradients.finish(block)
 
-        def table_update(state: StepState, op: Op) -> None:
-            gradient = self._gradients.pooled_gradient(state)
-            if gradient is None:
-                return
-            if measure:
-                norms["embeddings"] = _norm([gradient])
-            embeddings = self._gradients.model.embeddings
-            embeddings.backward_and_update(state.pooled, gradient, state.order)
+        def table_gradient(state: StepState, op: Op) -> None:
+            state.table_gradient = self._gradients.pooled_gradient(state)
+            if state.measure and state.table_gradient is not None:
+                norms["embeddings"] = _norm([state.table_gradient])
 
-        finish = {"check": check, "metrics": metrics, "update": update, "table_update": table_update}
+        def table_update(state: StepState, op: Op) -> None:
+            table_gradient(state, op)
+            self._update_tables(state, op)
+
+        finish = {
+            "check": check,
+            "metrics": metrics,
+            "update": update,
+            "table_gradient": table_gradient,
+            "table_update": table_update,
+        }
         with matmul_share(self._gradients.plan.matmul_share, self.device()):
-            return self._gradients.run(batch, finish, measure=measure, exact=exact).output
+            self._gradients.launch_captured(state, finish)
+        return state.output
+
+    def launch_after(self, state: StepState) -> None:
+        """See :class:`erase_rec.schedule.step_graphs.StepParts`."""
+        self._gradients.launch_after(state, {"table_update": self._update_tables})
+
+    def _update_tables(self, state: StepState, op: Op) -> None:
+        if state.table_gradient is not None:
+            embeddings = self._gradients.model.embeddings
+            embeddings.backward_and_update(state.pooled, state.table_gradient, state.order)
 
     def _take_gradients(self, block: str) -> dict[str, Tensor | None]:
         self._gradients.wait(block)

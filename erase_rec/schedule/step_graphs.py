@@ -1,7 +1,11 @@
-"""The whole training step as one CUDA graph (``schedule.cuda_graph: step``), over all its streams.
+"""A training step as one CUDA graph over all its streams: the whole of it, or all but the tables.
 
-Lookup, towers, local losses, early backwards, over-arch, the tables' and the dense optimizers and the sums of the
-metrics are captured once and replayed with one launch. What a replay reads has a fixed address: a batch is copied into
+``schedule.cuda_graph: step``: lookup, towers, local losses, early backwards, over-arch, the tables' and the dense
+optimizers and the sums of the metrics are captured once and replayed with one launch. ``dense``: the lookup before and
+the tables' update after are launched operation by operation, as where ranks tell each other through their hosts what
+they exchange; everything between is replayed (:class:`erase_rec.schedule.program.Parts`).
+
+What a replay reads has a fixed address: a batch, and with ``dense`` what its lookup gave, is copied into
 :class:`HeldBatch`; learning rates and step counts are numbers on the device. Host numbers that a capture freezes
 (those of a table optimizer that has them) are compared before each replay.
 
@@ -18,18 +22,19 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from erase_rec.batch import Batch, StepOutput
+from erase_rec.batch import Batch, SparseBatch, StepOutput
 from erase_rec.distributed.collective_log import Collective, CollectiveLog
 from erase_rec.errors import UserError
 from erase_rec.protocols import Embeddings
 from erase_rec.schedule.measured_streams import MeasuredStreams, Measurement
 from erase_rec.schedule.replays import Replays
+from erase_rec.schedule.step_state import StepState
 
 WARM_UP_STEPS = 3
 """Steps of one number of rows, and as many that cut nothing, before they are captured: kernels are compiled (whole
@@ -42,9 +47,43 @@ SPARE_IDS = 1.25
 SLOTS = 2
 """Held batches: one is read while the other is filled."""
 
-Launch = Callable[[Batch, bool, bool, Tensor | None], StepOutput]
-"""(batch, measure, exact, where the output's ``finite`` is to be or None) -> output; synchronises no host."""
+Holds = Literal["step", "dense"]
+"""What a graph holds, as ``schedule.cuda_graph`` says."""
 logger = logging.getLogger(__name__)
+
+
+class StepParts(Protocol):
+    """Launches a step part by part, in the order of these methods; synchronises no host outside of tables' work."""
+
+    def begin(self, batch: Batch, measure: bool, exact: bool) -> StepState:
+        """The start of a step over ``batch`` whose main stream is the current one; launches nothing."""
+        ...
+
+    def launch_before(self, state: StepState) -> None:
+        """Launches what comes before the part that a graph holds, which reads ``state.pooled`` of it."""
+        ...
+
+    def launch_captured(self, state: StepState, flags: Tensor | None = None) -> StepOutput:
+        """Launches the part that a graph holds; leaves ``state.table_gradient``.
+
+        Args:
+            state: of the step.
+            flags: bool [losses], where the output's ``finite`` is to be; None: anywhere.
+        """
+        ...
+
+    def launch_after(self, state: StepState) -> None:
+        """Launches what comes after it."""
+        ...
+
+
+def launched(parts: StepParts, batch: Batch, measure: bool, exact: bool) -> StepOutput:
+    """A step that is launched operation by operation."""
+    state = parts.begin(batch, measure, exact)
+    parts.launch_before(state)
+    output = parts.launch_captured(state)
+    parts.launch_after(state)
+    return output
 
 
 def aligned(batch: Batch) -> Batch:
@@ -54,56 +93,71 @@ def aligned(batch: Batch) -> Batch:
 
 
 class HeldBatch:
-    """A batch at fixed addresses.
+    """A batch at fixed addresses, or all but its ids and in their place what their lookup gave.
 
     Bags have room for more ids than they hold: what lies past the last bag changes nothing, as
     :class:`erase_rec.batch.SparseBatch` says.
 
     Attributes:
-        batch: what a capture reads.
+        batch: what a capture reads; without ids where ``pooled`` is there.
+        pooled: [B, E], what a capture reads; None: it looks the ids up.
     """
 
-    def __init__(self, like: Batch, room: int) -> None:
-        """Buffers for batches with as many rows as ``like`` and at most ``room`` ids."""
-        sparse = like.sparse
+    def __init__(self, like: Batch, room: int, pooled: Tensor | None) -> None:
+        """Buffers for batches with as many rows as ``like``, and for ``room`` ids, or for lookups like ``pooled``."""
         rows, self._columns = like.dense.shape
+        self.pooled = None if pooled is None else torch.empty_like(pooled, requires_grad=False)
         self.batch = Batch(
             like.dense.new_zeros(rows, self._columns + -self._columns % DENSE_ALIGNMENT),
-            replace(
-                sparse,
-                values=sparse.values.new_zeros(room),
-                lengths=sparse.lengths.clone(),
-                weights=None if sparse.weights is None else sparse.weights.new_zeros(room),
-            ),
+            _room_for(like.sparse, room) if pooled is None else _no_ids(like.sparse),
             torch.empty_like(like.label),
             like.row_ids,
         )
 
     def takes(self, batch: Batch) -> bool:
         """Whether ``batch``, with as many rows, fits."""
-        held = self.batch.sparse
-        if batch.sparse.values.numel() > held.values.numel() or (batch.sparse.weights is None) != (
-            held.weights is None
-        ):
+        held, sparse = self.batch.sparse, batch.sparse
+        if self.pooled is not None:
+            return True
+        if sparse.values.numel() > held.values.numel() or (sparse.weights is None) != (held.weights is None):
             return False
-        return batch.sparse.single_valued or not held.single_valued
+        return sparse.single_valued or not held.single_valued
 
     def fill(self, batch: Batch) -> None:
         """Copies ``batch``, on the current stream."""
         held, sparse = self.batch, batch.sparse
         held.dense[:, : self._columns].copy_(batch.dense)
         held.label.copy_(batch.label)
+        if self.pooled is not None:
+            return
         held.sparse.values[: sparse.values.numel()].copy_(sparse.values)
         if not held.sparse.single_valued:
             held.sparse.lengths.copy_(sparse.lengths)
         if held.sparse.weights is not None and sparse.weights is not None:
             held.sparse.weights[: sparse.weights.numel()].copy_(sparse.weights)
 
+    def take(self, pooled: Tensor) -> None:
+        """Copies what a lookup gave, on the current stream."""
+        assert self.pooled is not None
+        self.pooled.copy_(pooled.detach())
+
+
+def _room_for(like: SparseBatch, room: int) -> SparseBatch:
+    """Bags as many as those of ``like``, with room for ids."""
+    weights = None if like.weights is None else like.weights.new_zeros(room)
+    lengths = like.lengths.clone()
+    return replace(like, values=like.values.new_zeros(room), lengths=lengths, weights=weights, counts=None)
+
+
+def _no_ids(like: SparseBatch) -> SparseBatch:
+    return replace(like, values=like.values.new_empty(0), lengths=like.lengths.new_empty(0), weights=None)
+
 
 @dataclass(frozen=True)
 class _Captured:
     replay: Callable[[], None]
     output: StepOutput
+    table_gradient: Tensor | None
     collectives: list[Collective]
     measured: Measurement | None
 
@@ -139,6 +193,7 @@ class StepGraphs:
         embeddings: Embeddings,
         collectives: CollectiveLog,
         *,
+        holds: Holds = "step",
         strict: bool = False,
     ) -> None:
         """Captures nothing yet.
@@ -146,14 +201,16 @@ class StepGraphs:
         Args:
             replays: of the device.
             streams: that the step runs on.
-            embeddings: which may read numbers of the host that a capture freezes, or not be captured at all.
+            embeddings: whose work in a ``step`` may read numbers of the host, or not be captured at all.
             collectives: log of what ranks ask of each other.
+            holds: what a graph holds; the plan's program leaves the same part to it.
             strict: a step that cannot be replayed after the first :data:`WARM_UP_STEPS` raises instead.
         """
         self._replays = replays
         self._streams = streams
         self._embeddings = embeddings
         self._collectives = collectives
+        self._holds: Holds = holds
         self._strict = strict
         self._seen: dict[tuple[int, bool], int] = {}
         self._most_ids = self._most_losses = 0
@@ -164,7 +221,7 @@ class StepGraphs:
         self._before: tuple[float, ...] = ()
         self._said: set[str] = set()
 
-    def run(self, batch: Batch, measure: bool, exact: bool, launch: Launch) -> tuple[StepOutput, Any]:
+    def run(self, batch: Batch, measure: bool, exact: bool, parts: StepParts) -> tuple[StepOutput, Any]:
         """The step of ``batch``, replayed where that is possible; ``exact``: one in which nothing is cut.
 
         Returns:
@@ -174,27 +231,40 @@ class StepGraphs:
         Raises:
             UserError: it cannot be replayed, under ``strict``.
         """
-        scalars, before = self._embeddings.frozen_scalars(), self._before
+        scalars, before = self._embeddings.frozen_scalars() if self._holds == "step" else (), self._before
         self._before = scalars
         if not self._is_replayed(batch, exact, settled=scalars == before):
             self._newest = None
-            output = launch(batch, measure, exact, None)
+            output = launched(parts, batch, measure, exact)
             self._most_losses = 1 + len(output.tower_logits)
             return output, None
+        state = parts.begin(batch, measure, exact)
+        parts.launch_before(state)
         if not self._slots or not self._slots[0].held.takes(batch) or scalars != self._frozen:
-            self._hold(batch, scalars)
+            self._hold(batch, state.pooled if self._holds == "dense" else None, scalars)
         slot = self._newest = self._slots[self._turn]
         self._turn = (self._turn + 1) % SLOTS
-        self._replays.copy(lambda: slot.held.fill(batch), after=(batch.arrived, slot.free))
-        if (measure, exact) not in slot.captured:
-            slot.captured[measure, exact] = self._capture(slot, measure, exact, launch)
-        captured = slot.captured[measure, exact]
+        captured = self._replay(slot, batch, state, parts)
+        state.table_gradient = captured.table_gradient
+        parts.launch_after(state)
+        return captured.output, slot.free
+
+    def _replay(self, slot: _Slot, batch: Batch, state: StepState, parts: StepParts) -> _Captured:
+        """Fills the held batch and replays its capture, which is made where this kind of step is new to it."""
+        held, kind = slot.held, (state.measure, state.exact)
+        measured = self._streams.measured
+        self._replays.copy(lambda: held.fill(batch), after=(batch.arrived, slot.free))
+        if held.pooled is not None:
+            self._replays.on_main(lambda: held.take(state.pooled))
+        if kind not in slot.captured:
+            slot.captured[kind] = self._capture(slot, state, parts)
+        captured = slot.captured[kind]
+        launch_s = time.perf_counter()
         captured.replay()
         slot.free = self._replays.mark()
         self._collectives.repeat(captured.collectives)
-        if captured.measured is not None:
-            self._streams.measured = captured.measured
-        return captured.output, slot.free
+        self._streams.resume(None if captured.measured is None else measured.then(captured.measured, launch_s))
+        return captured
 
     def keep_until(self, read: Any) -> None:
         """Of the step that was run last, ``finite`` stays until that event, which comes after the step's end."""
@@ -223,6 +293,8 @@ class StepGraphs:
         """Why a step cannot be replayed."""
         if self._slots and batch.size != self._slots[0].held.batch.size:
             return f"batches of {batch.size} rows, where the captured step has {self._slots[0].held.batch.size}"
+        if self._holds == "dense":
+            return None
         problem = self._embeddings.capture_problem(batch.sparse)
         if problem is not None:
             return problem
@@ -235,12 +307,12 @@ class StepGraphs:
 
     def _say(self, cause: str) -> None:
         if self._strict:
-            raise UserError(f"schedule.cuda_graph: step, schedule.strict: cannot be replayed: {cause}")
+            raise UserError(f"schedule.cuda_graph: {self._holds}, schedule.strict: cannot be replayed: {cause}")
         if cause not in self._said:
             self._said.add(cause)
-            logger.warning("schedule.cuda_graph: step runs uncaptured: %s", cause)
+            logger.warning("schedule.cuda_graph: %s runs uncaptured: %s", self._holds, cause)
 
-    def _hold(self, batch: Batch, scalars: tuple[float, ...]) -> None:
+    def _hold(self, batch: Batch, pooled: Tensor | None, scalars: tuple[float, ...]) -> None:
         """Starts anew, with addresses for batches like this one."""
         bags = not batch.sparse.single_valued
         room = int(self._most_ids * SPARE_IDS) if bags else self._most_ids
@@ -249,15 +321,29 @@ class StepGraphs:
         self._replays.forget()
         for _ in range(SLOTS):
             flags = batch.label.new_empty(self._most_losses, dtype=torch.bool)
-            held = HeldBatch(batch, room)
+            held = HeldBatch(batch, room, pooled)
             self._slots.append(_Slot(held, flags, free=self._replays.mark()))
         self._frozen, self._turn = scalars, 0
 
-    def _capture(self, slot: _Slot, measure: bool, exact: bool, launch: Launch) -> _Captured:
+    def _capture(self, slot: _Slot, like: StepState, parts: StepParts) -> _Captured:
+        """Captures a step of the kind of ``like`` over the held batch."""
         start_s = time.perf_counter()
+        measure, exact = like.measure, like.exact
+        gradients: list[Tensor | None] = []
+
+        def launch() -> StepOutput:
+            state = parts.begin(slot.held.batch, measure, exact)
+            if slot.held.pooled is not None:
+                state.pooled = slot.held.pooled
+            output = parts.launch_captured(state, slot.flags)
+            gradients.append(state.table_gradient)
+            return output
+
         with self._collectives.capturing() as collectives:
-            replay, output = self._replays.capture(lambda: launch(slot.held.batch, measure, exact, slot.flags))
+            replay, output = self._replays.capture(launch)
         kind = f"{'measured' if measure else 'plain'} step{' that cuts nothing' if exact else ''}"
-        logger.info("schedule.cuda_graph: step: captured a %s in %.2f s", kind, time.perf_counter() - start_s)
-        measured = replace(self._streams.measured, start_s=None) if measure else None
-        return _Captured(replay, output, collectives, measured)
+        logger.info(
+            "schedule.cuda_graph: %s: captured a %s in %.2f s", self._holds, kind, time.perf_counter() - start_s
+        )
+        (gradient,) = gradients if self._holds == "dense" else (None,)  # a whole step has used it up
+        return _Captured(replay, output, gradient, collectives, self._streams.measured if measure else None)

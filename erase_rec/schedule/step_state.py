@@ -42,20 +42,33 @@ class MicroState:
 
 @dataclass
 class StepState:
-    """Everything that one step makes. Kept until the step ends, because streams still read it."""
+    """Everything that one step makes. Kept until the step ends, because streams still read it.
+
+    Attributes:
+        exact: nothing is cut.
+        measure: operations are timed, and gradients' norms taken.
+        pooled: [B, E], what the lookup gave.
+        order: what the tables' update needs of the ids alone.
+        tower_input: [B, E], what towers read; cut from ``pooled``.
+        table_gradient: [B, E], of ``pooled``; None where no loss reaches it.
+    """
 
     batch: Batch
     micros: list[MicroState]
+    exact: bool = False
+    measure: bool = False
     pooled: Tensor = field(init=False)
     output: StepOutput = field(init=False)
     order: Any = None
     tower_input: Tensor = field(init=False)
+    table_gradient: Tensor | None = None
 
     @classmethod
-    def of(cls, batch: Batch, micro_batches: int) -> StepState:
+    def of(cls, batch: Batch, micro_batches: int, *, exact: bool = False, measure: bool = False) -> StepState:
         """The start of a step; its micro-batches are as even as can be."""
         parts = micro_rows(batch.size, micro_batches)
-        return cls(batch, [MicroState(rows, (rows.stop - rows.start) / batch.size) for rows in parts])
+        micros = [MicroState(rows, (rows.stop - rows.start) / batch.size) for rows in parts]
+        return cls(batch, micros, exact, measure)
 
     def logit(self) -> Tensor:
         """Logit of each row, [B]."""

@@ -75,6 +75,7 @@ def configurations(draw: st.DrawFn, *, consistent: bool = False) -> Config:
     clips += [{"max_grad_norm": 0.1}] if optimizer == "end" or not consistent else []
     clips += [] if consistent else [{"clip": "per_tower"}]
     modes = ["both", "both", "local", "main", "none"]
+    graphs = ["none", "none", "dense"] if dispatch == "blocking" or not consistent else ["none"]
     return make_config(
         draw(towers(consistent=consistent)),
         over_arch={"hidden": (8,), "logits": draw(st.sampled_from(["none", "inputs", "additive", "gated"]))},
@@ -82,6 +83,7 @@ def configurations(draw: st.DrawFn, *, consistent: bool = False) -> Config:
             "early_backward": early,
             "dispatch": dispatch,
             "workers": workers,
+            "cuda_graph": draw(st.sampled_from(graphs)),
             "optimizer": optimizer,
             "embedding_gradient": draw(st.sampled_from(modes)),
         },

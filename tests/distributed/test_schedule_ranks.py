@@ -41,6 +41,7 @@ LAUNCHES: dict[Launch, dict[str, Any]] = {
     "blocking": {"dispatch": "blocking"},
     "non_blocking": {"dispatch": "non_blocking"},
     "tower graph": {"cuda_graph": "tower"},
+    "dense graph": {"cuda_graph": "dense"},
     "step graph": {"cuda_graph": "step"},
 }
 REDUCTIONS: dict[Reduction, dict[str, Any]] = {

@@ -37,8 +37,9 @@ LAUNCHES: dict[Launch, dict[str, Any]] = {
     "blocking": {"dispatch": "blocking", "cuda_graph": "none"},
     "non_blocking": {"dispatch": "non_blocking", "cuda_graph": "none"},
     "tower graph": {"cuda_graph": "tower"},
+    "dense graph": {"cuda_graph": "dense"},
 }
-"""Without CUDA ``tower graph`` launches every operation by itself; the step graph is refused, see below."""
+"""Without CUDA graphs every operation is launched by itself; the step graph is refused, see below."""
 REDUCTIONS: dict[Reduction, dict[str, Any]] = {
     "ddp, FUP=True": {"reduction": "ddp", "find_unused_parameters": True},
     "ddp, FUP=False": {"reduction": "ddp", "find_unused_parameters": False},
@@ -142,9 +143,9 @@ def test_every_sharding_under_every_legal_schedule_equals_one_process(run_ranks:
         assert issued.count("tables.exchange") == issued.count("tables.gradient") == 1
 
 
-def test_a_step_graph_of_spread_tables_is_refused_and_the_preset_captures_towers() -> None:
+def test_a_step_graph_of_spread_tables_is_refused_and_the_preset_captures_the_rest() -> None:
     config = make_config(TOWERS, embedding={"dim": 8, "sharding": "auto"})
-    assert config.schedule.cuda_graph == "tower"
+    assert config.schedule.cuda_graph == "dense"
     assert refusals(config) == []
     config = make_config(TOWERS, embedding={"dim": 8, "sharding": "auto"}, schedule={"cuda_graph": "step"})
     assert any("which no capture can hold" in message for message in refusals(config))

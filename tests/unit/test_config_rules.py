@@ -117,7 +117,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "captured exchange",
         spread() | {"schedule": {"preset": "erase", "cuda_graph": "step"}},
         "schedule.cuda_graph",
-        "use cuda_graph: tower",
+        "use cuda_graph: dense",
     ),
     ("cut row statistics", spread(sharding="column_wise"), "embedding.sharding", "optimizer.sparse.kind: adagrad"),
     ("width of rows", spread({"name": "C1", "column_width": 4}), "embedding.tables.0.column_width", "sharding is auto"),
@@ -520,6 +520,7 @@ LAUNCHES: dict[str, list[dict[str, Any]]] = {
     "blocking": [{"preset": "erase"}],
     "non_blocking": [{"preset": "erase", "dispatch": "non_blocking"}],
     "tower graph": [{"preset": preset, "cuda_graph": "tower"} for preset in ("exact", "erase")],
+    "dense graph": [{"preset": preset, "cuda_graph": "dense"} for preset in ("exact", "exact_streams", "erase")],
     "step graph": [{"preset": preset, "cuda_graph": "step"} for preset in ("exact", "exact_streams", "erase")],
 }
 
@@ -572,6 +573,9 @@ def test_the_reduction_table_is_complete() -> None:
         ("non_blocking", "ddp_per_tower"),
         ("tower graph", "ddp, FUP=True"),
         ("tower graph", "ddp_per_tower"),
+        ("dense graph", "ddp, FUP=True"),
+        ("dense graph", "ddp, FUP=False"),
+        ("dense graph", "ddp_per_tower"),
         ("step graph", "ddp, FUP=True"),
         ("step graph", "ddp, FUP=False"),
         ("step graph", "ddp_per_tower"),

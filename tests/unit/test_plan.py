@@ -14,7 +14,7 @@ from schedule_cases import make_config, refusals, tower
 from schedule_strategies import configurations
 
 from erase_rec.schedule.plan import BESIDE, MAIN, Plan, TowerPlan
-from erase_rec.schedule.program import Op, guaranteed_order, program
+from erase_rec.schedule.program import Op, guaranteed_order, parts, program
 from erase_rec.schedule.streams import RecordingStreams
 
 COLLECTIVE = {"lookup", "over_arch", "backward", "reduce", "table_update", "follow"}
@@ -70,7 +70,8 @@ def test_forward_part_waits_for_what_it_reads_and_for_nothing_else(plan: Plan) -
                 keys(kind, [entry], micro) for kind in ("forward", "local_loss", "early_backward")
             )
             reads = [plan.tower(name) for name in entry.inputs]
-            assert set(ops[forward].waits) == {"lookup"} | keys("forward", reads, micro)
+            given = "enter" if plan.cuda_graph == "dense" else "lookup"
+            assert set(ops[forward].waits) == {given} | keys("forward", reads, micro)
             assert (loss in ops) == (entry.loss is not None)
             if entry.loss is not None:
                 expected = {forward} | ({join} if entry in joint else set())
@@ -292,6 +293,24 @@ def test_work_that_nothing_waits_for_has_a_stream_of_its_own_beside_others() -> 
     assert {op.stream for op in one_stream} == {MAIN}
     untrained = program(replace(three_towers(), embedding_gradient="none"))
     assert "order" not in {op.key for op in untrained}
+
+
+def test_tables_frame_what_a_dense_graph_holds() -> None:
+    """In it only the first operation waits for one outside, and outside only its last is waited for; both are main's."""
+    plan = replace(three_towers(cuda_graph="dense"), reduction="bucket")
+    before, captured, after = parts(program(plan))
+    assert [op.key for op in before] == ["lookup", "order"]
+    assert [op.key for op in after] == ["table_update", "end"]
+    inside = {op.key for op in captured}
+    assert [(op.key, op.stream) for op in captured if not {*op.waits} <= inside] == [("enter", MAIN)]
+    assert {key for op in after for key in op.waits} - {"order", "table_update"} == {"leave"}
+    log = record(program(plan))
+    assert all(log.happens_before(key, "leave") for key in inside - {"leave"}), "all streams are joined"
+    assert log.happens_before("table_gradient", "table_update")
+    assert log.happens_before("order", "table_update")
+    assert not log.happens_before("order", "metrics"), "one stream, but a replay is not given to it"
+    whole = parts(program(replace(plan, cuda_graph="step")))
+    assert (whole.before, whole.after) == ((), ())
 
 
 def test_the_launch_order_moves_towers_and_keeps_their_waits() -> None:

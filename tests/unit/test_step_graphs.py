@@ -11,7 +11,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,7 +23,9 @@ from erase_rec.distributed.collective_log import CollectiveLog
 from erase_rec.errors import UserError
 from erase_rec.prefetch import prefetch
 from erase_rec.schedule.measured_streams import MeasuredStreams
-from erase_rec.schedule.step_graphs import WARM_UP_STEPS, StepGraphs
+from erase_rec.schedule.program import Op
+from erase_rec.schedule.step_graphs import WARM_UP_STEPS, Holds, StepGraphs
+from erase_rec.schedule.step_state import StepState
 from erase_rec.schedule.streams import NullStreams
 
 ROWS, TOWERS = 4, 3
@@ -110,6 +112,13 @@ class Device:
         self.give("copy", name, lambda: [there.copy_(here) for there, here in copies.found] and None)
         self.wait("main", self.event("copy"))
 
+    def on_main(self, work: Callable[[], None]) -> None:
+        with CopiesOnly() as copies:
+            work()
+        self.give(
+            "main", f"take {len(self.names)}", lambda: [there.copy_(here) for there, here in copies.found] and None
+        )
+
     def mark(self) -> Event:
         return self.event("main")
 
@@ -185,44 +194,79 @@ class Tables:
 
 @dataclass
 class Trainer:
-    """Runs steps on a device, each of which reads its batch and says what it read.
+    """Runs steps on a device, each of which reads its batch and says what it read; they are their own ``StepParts``.
 
     Attributes:
         numbers: the batch that each step read, on the main stream, right after the step.
         flags: which losses were finite, as a number in binary, read beside the steps that follow.
+        updated: the batches that tables outside of the graph were updated with, one after the other.
         launched: kinds (measured, exact) of steps that were not replayed.
     """
 
     device: Device
     tables: Tables = field(default_factory=Tables)
+    holds: Holds = "step"
     strict: bool = False
     numbers: dict[int, float] = field(default_factory=dict)
     flags: dict[int, int] = field(default_factory=dict)
+    updated: list[float] = field(default_factory=list)
     launched: list[tuple[bool, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.streams = MeasuredStreams(NullStreams(), CPU)
         tables: Any = self.tables
-        self.graphs = StepGraphs(self.device, self.streams, tables, CollectiveLog(), strict=self.strict)
+        log = CollectiveLog()
+        self.graphs = StepGraphs(self.device, self.streams, tables, log, holds=self.holds, strict=self.strict)
+        self.given = 0
 
-    def launch(self, batch: Batch, measure: bool, exact: bool, flags: Tensor | None) -> StepOutput:
-        logit = torch.full((batch.size,), torch.nan)
-        finite = torch.empty(1 + TOWERS, dtype=torch.bool) if flags is None else flags
-        dense, values, label = batch.dense, batch.sparse.values, batch.label
+    def begin(self, batch: Batch, measure: bool, exact: bool) -> StepState:
         self.streams.begin(measure=measure)
+        return StepState.of(batch, 1, measure=measure, exact=exact)
+
+    def launch_before(self, state: StepState) -> None:
+        if self.holds == "step":
+            return
+        self.given += 1
+        state.pooled, ids = torch.full((state.batch.size, 2), torch.nan), state.batch.sparse.values
+
+        def look_up() -> None:
+            state.pooled.fill_(float(ids[0]))
+
+        with self.streams.run(Op("lookup")):
+            self.device.give("main", f"lookup {self.given}", look_up)
+
+    def launch_captured(self, state: StepState, flags: Tensor | None = None) -> StepOutput:
+        batch = state.batch
+        logit = state.table_gradient = torch.full((batch.size,), torch.nan)
+        finite = torch.empty(1 + TOWERS, dtype=torch.bool) if flags is None else flags
+        dense, label = batch.dense, batch.label
+        found = batch.sparse.values if self.holds == "step" else state.pooled[:, 0]
         if flags is None:
-            self.launched.append((measure, exact))
+            self.launched.append((state.measure, state.exact))
 
         def read() -> None:
-            same = float(dense[0, 0]) == float(values[0]) == float(label[0])
+            same = float(dense[0, 0]) == float(found[0]) == float(label[0])
             logit.copy_(label if same else torch.full_like(label, torch.nan))
             finite.copy_(torch.tensor([int(label[0]) >> bit & 1 for bit in range(1 + TOWERS)]))
 
-        self.device.give("main", f"launch {len(self.launched)}", read)
+        with self.streams.run(Op("forward", tower="a")):
+            self.device.give("main", f"launch {len(self.launched)}", read)
         return StepOutput(logit, {f"tower {index}": logit for index in range(TOWERS)}, logit[0], finite)
 
+    def launch_after(self, state: StepState) -> None:
+        if self.holds == "step":
+            return
+        gradient, pooled = state.table_gradient, state.pooled
+        assert gradient is not None
+
+        def update() -> None:
+            self.updated.append(float(gradient[0]) if torch.equal(gradient, pooled[:, 0]) else torch.nan)
+
+        with self.streams.run(Op("table_update")):
+            self.device.give("main", f"update {self.given}", update)
+
     def step(self, number: int, batch: Batch, *, measure: bool = False, exact: bool = False) -> None:
-        output, done = self.graphs.run(batch, measure, exact, self.launch)
+        output, done = self.graphs.run(batch, measure, exact, self)
         device, logit, finite = self.device, output.logit, output.finite
         device.give("main", f"reader {number}", lambda: self.numbers.update({number: float(logit[0])}))
         device.wait("guard", device.event("main") if done is None else done)
@@ -244,11 +288,15 @@ WAYS: dict[str, Callable[[Device, Sequence[Batch]], Iterable[Batch]]] = {
 }
 
 
+BOTH = pytest.mark.parametrize("holds", get_args(Holds))
+
+
+@BOTH
 @pytest.mark.parametrize("way", WAYS)
-def test_every_step_reads_its_batch_in_any_order_that_the_waits_allow(way: str) -> None:
+def test_every_step_reads_its_batch_in_any_order_that_the_waits_allow(way: str, holds: Holds) -> None:
     for seed in range(12):
         device, kinds = Device(), random.Random(seed)
-        trainer = Trainer(device)
+        trainer = Trainer(device, holds=holds)
         rows = [ROWS] * WARM_UP_STEPS + [kinds.choice([ROWS, ROWS, ROWS, ROWS, 2]) for _ in range(STEPS)]
         for number, batch in enumerate(WAYS[way](device, [make_batch(n, size) for n, size in enumerate(rows)])):
             trainer.step(number, batch, measure=kinds.random() < 0.3, exact=kinds.random() < 0.3)
@@ -256,11 +304,13 @@ def test_every_step_reads_its_batch_in_any_order_that_the_waits_allow(way: str) 
         device.finish(seed)
         assert trainer.numbers == {number: float(number) for number in range(len(rows))}
         assert trainer.flags == {number: number % 16 for number in range(len(rows))}
+        assert trainer.updated == [*range(len(rows) if holds == "dense" else 0)]
 
 
-def test_a_batch_is_copied_beside_the_step_before_it() -> None:
+@BOTH
+def test_a_batch_is_copied_beside_the_step_before_it(holds: Holds) -> None:
     device = Device()
-    trainer = Trainer(device)
+    trainer = Trainer(device, holds=holds)
     batches = [make_batch(number) for number in range(WARM_UP_STEPS + 6)]
     for number, batch in enumerate(WAYS["prefetched"](device, batches)):
         trainer.step(number, batch)
@@ -304,6 +354,31 @@ def test_steps_that_cut_nothing_warm_up_too() -> None:
     assert trainer.numbers == {number: float(number) for number in range(len(kinds))}
 
 
+def test_numbers_of_the_host_hold_no_graph_up_that_leaves_tables_outside() -> None:
+    device = Device()
+    trainer = Trainer(device, holds="dense")
+    for number in range(WARM_UP_STEPS + 4):
+        trainer.tables.scalars = (0.1 * number,)
+        trainer.step(number, make_batch(number))
+    assert len(trainer.launched) == WARM_UP_STEPS
+
+
+@BOTH
+def test_a_measured_replay_has_its_marks_beside_those_of_what_is_launched(holds: Holds) -> None:
+    """Of a replay all operations are launched at once, of what frames it by themselves."""
+    trainer = Trainer(Device(), holds=holds)
+    for number in range(WARM_UP_STEPS + 3):
+        trainer.step(number, make_batch(number), measure=number >= WARM_UP_STEPS)
+    found = trainer.streams.intervals()
+    framed = ["lookup", "forward:a", "table_update"] if holds == "dense" else ["forward:a"]
+    assert [each.op.key for each in found] == framed
+    replayed = next(each for each in found if each.op.key == "forward:a")
+    assert replayed.launch_ms == replayed.launched_ms >= 0
+    assert replayed.launch_ms == 0 or holds == "dense"
+    if holds == "dense":
+        assert found[0].launched_ms <= replayed.launch_ms <= found[2].launch_ms
+
+
 def test_a_changed_number_of_the_host_is_captured_anew() -> None:
     """The step that first has it is launched plainly: it might change in every step."""
     device = Device()
@@ -317,29 +392,33 @@ def test_a_changed_number_of_the_host_is_captured_anew() -> None:
     assert trainer.numbers == {number: float(number) for number in range(WARM_UP_STEPS + 8)}
 
 
-def test_more_ids_than_there_is_room_for_are_captured_anew() -> None:
+@BOTH
+def test_more_ids_than_there_is_room_for_are_captured_anew(holds: Holds) -> None:
+    """A graph without the lookup reads no ids."""
     device = Device()
-    trainer = Trainer(device)
+    trainer = Trainer(device, holds=holds)
     for number in range(WARM_UP_STEPS + 6):
         batch, bags = make_batch(number), 1 if number < WARM_UP_STEPS + 3 else 4
         lengths = torch.full_like(batch.sparse.lengths, bags)
         sparse = SparseBatch(batch.sparse.values.repeat(bags), lengths, None, 2)
         trainer.step(number, Batch(batch.dense, sparse, batch.label, batch.row_ids))
-    assert len(device.captures) == 4
+    assert len(device.captures) == (4 if holds == "step" else 2)
     assert len(trainer.launched) == WARM_UP_STEPS
     device.finish(0)
     assert trainer.numbers == {number: float(number) for number in range(WARM_UP_STEPS + 6)}
 
 
+@BOTH
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_batch_of_other_rows_is_launched_plainly_and_said_once(
-    strict: bool, caplog: pytest.LogCaptureFixture
+    strict: bool, holds: Holds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = Trainer(Device(), strict=strict)
+    trainer = Trainer(Device(), holds=holds, strict=strict)
     for number in range(WARM_UP_STEPS + 2):
         trainer.step(number, make_batch(number))
     if strict:
-        with pytest.raises(UserError, match=r"cannot be replayed: batches of 2 rows, where the captured step has 4"):
+        said = rf"graph: {holds}, .* cannot be replayed: batches of 2 rows, where the captured step has 4"
+        with pytest.raises(UserError, match=said):
             trainer.step(0, make_batch(0, rows=2))
         return
     for _ in range(2):

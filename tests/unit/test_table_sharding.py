@@ -101,7 +101,7 @@ def test_what_works_is_not_refused(sections: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
-    [({}, "tower"), ({"dispatch": "non_blocking"}, "tower"), ({"early_backward": False}, "none")],
+    [({}, "dense"), ({"dispatch": "non_blocking"}, "tower"), ({"early_backward": False}, "dense")],
 )
 def test_a_preset_that_captures_leaves_the_exchange_out(schedule: dict[str, Any], expected: str) -> None:
     assert make(**spread(), schedule={"preset": "erase"} | schedule).schedule.cuda_graph == expected
