@@ -26,8 +26,6 @@ from erase_rec.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = ["erase_rec.api.trainer", "erase_rec.api.run"]
-RUNS_OF_A_PROCESS = 25
-"""After them a process is replaced: what a run leaves behind adds up."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _pool(processes: int, threads: int) -> ProcessPoolExecutor:
     # Read when torch and NumPy load, which the server does before anything is asked of it.
     os.environ |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     os.environ["PYTHONPATH"] = str(ROOT)
-    return ProcessPoolExecutor(processes, context, max_tasks_per_child=RUNS_OF_A_PROCESS)
+    return ProcessPoolExecutor(processes, context)
 
 
 def _finished(pool: ProcessPoolExecutor, ahead: Iterator[Job], processes: int, until_s: float) -> Iterator[Result]:
