@@ -168,7 +168,8 @@ def main() -> None:
 
         found = read_results(arguments.runs / "search.jsonl")
         tested = [moved(result, arguments.runs) for result in read_results(arguments.runs / "test.jsonl")]
-        chosen = {name: choose([each for each in found if each.job.group == name]) for name in sets}
+        searched = [name for name in sets if any(each.job.group == name for each in found)]
+        chosen = {name: choose([each for each in found if each.job.group == name]) for name in searched}
         write_report(chosen, tested, arguments.out)
 
 

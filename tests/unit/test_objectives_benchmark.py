@@ -1,143 +1,168 @@
-"""The comparison of objectives: what it chooses on validation rows, trains anew, and says of test rows."""
+"""The comparison of objectives: what it runs and chooses on validation rows, trains anew, and says of test rows."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
+import torch
 
 from erase_rec.api.assembly import ContentCatalog
-from erase_rec.summary import DataSummary, Summary, ThroughputSummary, TrainSummary
-from erase_rec.sweep.file import read_sweep
-from erase_rec.sweep.points import plan_points
-from erase_rec.sweep.record import PointRecord, SweepRecord
+from erase_rec.config.load import load_config
+from eval.metrics import ClickSums, click_sums, normalized_entropy
 
 ROOT = Path(__file__).parents[2]
 ROWS = 400
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look their types up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def objectives() -> ModuleType:
-    return script("objectives")
+def benchmarks() -> Iterator[dict[str, ModuleType]]:
+    """The scripts, which import each other by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        names = ("objectives_runs", "objectives", "objectives_page", "objectives_data")
+        found = {name: __import__(name) for name in names}
+        yield found
+        for name in names:
+            del sys.modules[name]
 
 
-def point(arm: str, seed: int, *overrides: str, status: Any = "finished") -> PointRecord:
-    name = f"{arm}-{seed}-{len(overrides)}-{abs(hash(overrides))}"
-    return PointRecord(
-        id=name, arm=arm, seed=seed, overrides=(*overrides, f"seed={seed}"), folder=f"points/{name}", status=status
+def result(
+    benchmarks: dict[str, ModuleType], arm: str, variant: str, ne: tuple[float, ...], seed: int = 1, **job: Any
+) -> Any:
+    runs = benchmarks["objectives_runs"]
+    evals = tuple((40 * number, value, 0.7) for number, value in enumerate(ne, start=1))
+    made = runs.Job("frappe", arm, variant, seed, "c.yaml", (f"towers=of {arm}", "train.epochs=6"), **job)
+    return runs.Result(made, evals, rows_per_s=1000.0 * seed)
+
+
+def test_the_points_of_a_search_are_those_of_the_sweep_and_a_cut_falls_on_all_arms(
+    benchmarks: dict[str, ModuleType],
+) -> None:
+    jobs = benchmarks["objectives"].search_jobs("frappe")
+    arms = {job.arm for job in jobs}
+    assert len({job.name for job in jobs}) == len(jobs) == 180
+    for start in range(0, len(jobs), len(arms)):
+        row = jobs[start : start + len(arms)]
+        assert {job.arm for job in row} == arms
+        assert len({job.variant for job in row}) == 1
+    config = load_config(jobs[-1].config, jobs[-1].overrides, catalog=ContentCatalog()).config
+    assert (config.optimizer.sparse.kind, config.optimizer.sparse.lr, config.train.threads) == (
+        "rowwise_adagrad",
+        0.1,
+        1,
     )
 
 
-def written(folder: Path, *points: PointRecord) -> Path:
-    folder.mkdir(exist_ok=True)
-    SweepRecord(name=folder.name, config="c", command="c", points=points).write(folder)
-    return folder
-
-
-def best_at(folder: Path, entry: PointRecord, ne: float, step: int) -> None:
-    """A run that was best at ``step`` and went on a little."""
-    checkpoints = folder / entry.folder / "checkpoints"
-    newest = f"step_{step + 10:08d}"
-    (checkpoints / newest).mkdir(parents=True)
-    (checkpoints / "last").write_text(f"{newest}\n")
-    (checkpoints / "best").write_text(f"step_{step:08d}\n")
-    (checkpoints / newest / "state.json").write_text(json.dumps({"state": {"best": {"best": ne, "since": 1}}}))
-
-
-def rates(dense: str, sparse: str) -> tuple[str, ...]:
-    return f"optimizer.dense.lr={dense}", f"optimizer.sparse.lr={sparse}"
-
-
-def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(objectives: ModuleType, tmp_path: Path) -> None:
-    entries = [
-        point("exact optimizer.dense.lr=1e-3", 1, "schedule.preset=exact", *rates("1e-3", "1e-2")),
-        point("exact optimizer.dense.lr=3e-3", 1, "schedule.preset=exact", *rates("3e-3", "1e-2")),
-        point("joint optimizer.dense.lr=1e-3", 1, "train.epochs=2", *rates("1e-3", "3e-3")),
+def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(
+    benchmarks: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    """Of the points that every arm has: the last one, best for ``joint``, is of a search that was cut short."""
+    objectives = benchmarks["objectives"]
+    found = [
+        result(benchmarks, "exact", "one", (0.8, 0.7, 0.75)),
+        result(benchmarks, "joint", "one", (0.65, 0.66)),
+        result(benchmarks, "exact", "two", (0.9, 0.8, 0.69)),
+        result(benchmarks, "joint", "two", (0.7, 0.66)),
+        result(benchmarks, "joint", "three", (0.1,)),
     ]
-    sweep = written(tmp_path / "objectives_frappe", *entries)
-    for entry, (ne, step) in zip(entries, [(0.7, 80), (0.6, 40), (0.65, 120)], strict=True):
-        best_at(sweep, entry, ne, step)
-    chosen = objectives.choose(sweep)
-    assert [(each.arm, each.ne, each.step) for each in chosen] == [("exact", 0.6, 40), ("joint", 0.65, 120)]
-    assert chosen[0].overrides["optimizer.dense.lr"] == "3e-3"
-    file = tmp_path / "final.yaml"
-    file.write_text(yaml.safe_dump(objectives.final_sweep("frappe", chosen, seeds=2)))
-    sweep_file = read_sweep(file)
-    points = plan_points(sweep_file, [], catalog=ContentCatalog())
-    assert [(each.arm, each.seed) for each in points] == [("exact", 1), ("joint", 1), ("joint", 2), ("exact", 2)]
-    assert all("test.parquet" in " ".join(each.overrides) for each in points)
-    assert "train.steps=40" in points[0].overrides
+    chosen = objectives.choose(found)
+    assert [(each.arm, each.variant, each.ne, each.step) for each in chosen] == [
+        ("exact", "two", 0.69, 120),
+        ("joint", "one", 0.65, 40),
+    ]
+    jobs = objectives.final_jobs("frappe", chosen, 2, tmp_path)
+    assert [(job.arm, job.seed) for job in jobs] == [("exact", 1), ("joint", 1), ("exact", 2), ("joint", 2)]
+    assert {"towers=of exact", "train.steps=120", "train.eval_every_steps=120"} < set(jobs[0].overrides)
+    assert not any("epochs" in text or "valid" in text for job in jobs for text in job.overrides)
+    assert any("frappe/test.parquet" in text for text in jobs[0].overrides)
+    with pytest.raises(SystemExit, match="no point that every arm has finished"):
+        objectives.choose([*found[-2:], result(benchmarks, "own", "one", (0.5,))])
 
 
-def test_a_sweep_that_has_not_ended_is_refused(objectives: ModuleType, tmp_path: Path) -> None:
-    sweep = written(tmp_path / "objectives_adult", point("exact", 1, status="running"))
-    for folder in (sweep, tmp_path / "objectives_none"):
-        with pytest.raises(SystemExit, match="the sweep has not ended; run: erase-rec sweep"):
-            objectives.choose(folder)
+def test_runs_are_kept_line_by_line_and_gone_on_with(benchmarks: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Real runs in processes of the pool: one is right, one is a mistake and is tried again, one was there already."""
+    runs, file = benchmarks["objectives_runs"], tmp_path / "runs.jsonl"
+    small = ("data.params.rows=600", "data.params.eval_rows=200", "train.local_batch_size=100", "train.device=cpu")
+    jobs = [
+        runs.Job("made", "joint", "", 1, "ctr_erase.yaml", small, str(tmp_path / "scores/joint-1.npy")),
+        runs.Job("made", "wrong", "", 1, "ctr_erase.yaml", ("train.epochs=none",)),
+        runs.Job("made", "there", "", 1, "no such file", ()),
+    ]
+    there = json.dumps(asdict(runs.Result(jobs[2], ((1, 0.5, 0.5),))))
+    file.write_text(there + "\n" + there[:40])
+    found = runs.run_all(jobs, file, processes=1, limit_s=600)
+    assert [each.job for each in found] == [jobs[2], jobs[0]], "equal after the way through the file"
+    assert [step for step, _, _ in found[1].evals] == [6]
+    lines = file.read_text().splitlines()
+    assert len(lines) == 3
+    assert "train.epochs" in json.loads(lines[2])["error"]
+    logit, label = (np.load(tmp_path / "scores" / name) for name in ("joint-1.npy", "label.npy"))
+    assert (logit.dtype, len(logit), len(label)) == (np.float32, 200, 200)
+    assert found[1].best()[0] == pytest.approx(
+        normalized_entropy(ClickSums(*click_sums(*map(torch.from_numpy, (logit, label))).tolist()))
+    )
+    assert runs.run_all(jobs[1:2], file, processes=1, limit_s=-1.0) == found, "no time is left to try again"
 
 
-def score(folder: Path, entry: PointRecord, logit: np.ndarray, label: np.ndarray) -> None:
-    run = folder / entry.folder
-    run.mkdir(parents=True)
-    columns = {"row_id": np.arange(ROWS), "label": label.astype("int8"), "logit": logit.astype("float32")}
-    pq.write_table(pa.table(columns), run / "scores.parquet")
-    Summary(
-        status="completed",
-        throughput=ThroughputSummary(qps_mean=1000.0 * entry.seed, global_batch_size=64),
-        train=TrainSummary(steps=1, rows=1, ne=1.0),
-        data=DataSummary(fingerprint="x", unseen_share=0.0),
-    ).write(run)
+def test_sets_take_turns_in_proportion(benchmarks: dict[str, ModuleType]) -> None:
+    assert "".join(benchmarks["objectives"].spread({"long": "aaaa", "short": "bb"})) == "abaaba"
 
 
-def test_gaps_are_to_the_exact_arm_that_was_best_on_validation_rows(objectives: ModuleType, tmp_path: Path) -> None:
-    """Even where another exact arm is better on the test rows."""
+def scored(benchmarks: dict[str, ModuleType], chosen: list[Any], folder: Path, noise: dict[str, float]) -> list[Any]:
+    """Runs of three seeds, and one of another choice, which is not to count."""
     generator = np.random.default_rng(1)
     logit = generator.normal(size=ROWS)
     label = generator.random(ROWS) < 1 / (1 + np.exp(-logit))
+    np.save(folder / "label.npy", label.astype(np.int8))
+    found = []
+    for each in chosen:
+        for seed in (1, 2, 3):
+            path = folder / f"{each.arm}-{seed}.npy"
+            np.save(path, (logit + noise[each.arm] * generator.normal(size=ROWS)).astype(np.float32))
+            found.append(result(benchmarks, each.arm, each.settings, (0.5,), seed, scores=str(path)))
+    return [*found, result(benchmarks, "joint", "another choice", (0.5,), 4, scores="none")]
+
+
+def test_gaps_are_to_the_exact_arm_that_was_best_on_validation_rows(
+    benchmarks: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    """Even where another exact arm is better on the test rows."""
     noise = {"exact": 0.4, "exact_additive": 0.0, "joint": 0.8}
-    entries = [point(arm, seed) for arm in noise for seed in (1, 2, 3)]
-    folder = written(tmp_path / "objectives_adult_test", *entries)
-    for entry in entries:
-        score(folder, entry, logit + noise[entry.arm] * generator.normal(size=ROWS), label)
-    both = {"optimizer.dense.lr": "1e-3", "optimizer.sparse.lr": "1e-2"}
     ne = {"exact": 0.7, "exact_additive": 0.8, "joint": 0.6}
-    rows = objectives.measure("adult", [objectives.Chosen(arm, ne[arm], 5, both) for arm in noise], folder)
+    chosen = [benchmarks["objectives"].Chosen(arm, "v", ne[arm], 5, ()) for arm in noise]
+    tested = scored(benchmarks, chosen, tmp_path, noise)
+    page = benchmarks["objectives_page"]
+    page.write_report({"frappe": chosen, "adult": chosen}, tested, tmp_path / "gap")
+    rows = json.loads((tmp_path / "gap.json").read_text())
     found = {row["arm"]: row for row in rows}
-    assert {row["reference"] for row in rows} == {"exact"}
+    assert {(row["dataset"], row["reference"]) for row in rows} == {("frappe", "exact")}, "adult has no runs"
     assert found["exact"]["gap_pct"] == 0
     assert found["exact_additive"]["gap_pct"] < 0 < found["joint"]["gap_pct"]
     assert found["joint"]["ci_low_pct"] < found["joint"]["gap_pct"] < found["joint"]["ci_high_pct"]
     assert (found["joint"]["seeds"], found["joint"]["rows"], found["joint"]["rows_per_s"]) == (3, ROWS, 2000)
-    page = objectives.markdown(rows)
-    assert page.index("| exact_additive |") < page.index("| exact |") < page.index("| joint |")
-    assert "3 seeds, 400 test rows, against `exact`" in page
     assert all(math.isfinite(row["ne"]) for row in rows)
+    text = (tmp_path / "gap.md").read_text()
+    assert text.index("| exact_additive | 0.") < text.index("| exact | 0.") < text.index("| joint | 0.")
+    assert "3 seeds, 400 test rows, against `exact`" in text
+    assert "0.1: not met" in text
+    assert (tmp_path / "gap-frappe.png").stat().st_size > 0
+    table1 = json.loads(page.TABLE_1.read_text())["arms"]
+    assert all(f"| {arm['name']} | " in text for arm in table1), "the gap of every row of Table 1"
 
 
-def test_the_split_is_of_all_rows_once_and_the_same_each_time() -> None:
-    table = pd.DataFrame({"label": range(1000)})
-    parts = script("objectives_data").split(table)
+def test_the_split_is_of_all_rows_once_and_the_same_each_time(benchmarks: dict[str, ModuleType]) -> None:
+    table, split = pd.DataFrame({"label": range(1000)}), benchmarks["objectives_data"].split
+    parts = split(table)
     assert {name: len(rows) for name, rows in parts.items()} == {"train": 700, "valid": 100, "test": 200}
     assert sorted(value for rows in parts.values() for value in rows["label"]) == list(range(1000))
-    again = script("objectives_data").split(table)
-    assert all(rows.equals(again[name]) for name, rows in parts.items())
+    assert all(rows.equals(split(table)[name]) for name, rows in parts.items())
