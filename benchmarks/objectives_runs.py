@@ -134,7 +134,7 @@ def _pool(processes: int, threads: int) -> ProcessPoolExecutor:
     context.set_forkserver_preload(PRELOADED)
     # Read when torch and NumPy load, which the server does before anything is asked of it.
     os.environ |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return ProcessPoolExecutor(processes, context)
 
 

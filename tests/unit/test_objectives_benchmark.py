@@ -152,7 +152,8 @@ def test_gaps_are_to_the_exact_arm_that_was_best_on_validation_rows(
     assert (found["joint"]["seeds"], found["joint"]["rows"], found["joint"]["rows_per_s"]) == (3, ROWS, 2000)
     assert all(math.isfinite(row["ne"]) for row in rows)
     text = (tmp_path / "gap.md").read_text()
-    assert text.index("| exact_additive | 0.") < text.index("| exact | 0.") < text.index("| joint | 0.")
+    table = text.partition("## frappe")[2]
+    assert table.index("| exact_additive |") < table.index("| exact |") < table.index("| joint |")
     assert "3 seeds, 400 test rows, against `exact`" in text
     assert "0.1: not met" in text
     assert (tmp_path / "gap-frappe.png").stat().st_size > 0
