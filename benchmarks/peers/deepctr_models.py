@@ -15,11 +15,10 @@ from typing import Any
 
 import absent  # noqa: F401 (stands in for what DeepCTR-Torch imports)
 import numpy as np
-import torch
 from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
 from deepctr_torch.models import AutoInt, DCNMix, DeepFM, xDeepFM
+from optimizers import optimizer_of
 from rows import Array, Fields, Part, Setting, Watch
-from torch import nn
 
 HIDDEN = (128, 64)
 INIT_STD = 0.01
@@ -38,7 +37,7 @@ class Peer:
     """A model with its trainer."""
 
     def __init__(self, name: str, fields: Fields, setting: Setting) -> None:
-        """Builds ``name`` of :data:`MODELS`, with Adam and a rate for the tables."""
+        """Builds ``name`` of :data:`MODELS`, with an optimizer of their own for tables."""
         make, params = MODELS[name]
         columns = [
             *(DenseFeat(column) for column in fields.dense),
@@ -58,11 +57,7 @@ class Peer:
             **NO_L2,
             **params,
         )
-        tables = [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)]
-        others = [p for p in self.model.parameters() if all(p is not table for table in tables)]
-        rates = setting.table_lr, setting.dense_lr
-        groups = [{"params": params, "lr": lr} for params, lr in zip((tables, others), rates, strict=True)]
-        self.model.compile(torch.optim.Adam(groups), "binary_crossentropy")
+        self.model.compile(optimizer_of(self.model, setting), "binary_crossentropy")
         self._batch_size, self._rows_between = fields.batch_size, fields.batch_size * fields.eval_every_steps
         self._order = np.random.default_rng(setting.seed)
 

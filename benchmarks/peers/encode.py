@@ -3,8 +3,8 @@
     python benchmarks/peers/encode.py movielens frappe adult sparrow criteo --out build/peers
 
 So no peer's preprocessing decides anything: vocabularies, transforms, splits, embedding size and batch are those of our
-own arms. Numbers are standardized after their transform, which our towers can do without, and a factorization machine
-of vectors per number cannot. ``OUT/SET`` gets ``fields.json`` and an ``.npz`` for each of training, validation and test rows.
+own arms. Numbers are standardized besides, as peers that make a vector of each number want them small. ``OUT/SET`` gets
+``fields.json`` and an ``.npz`` for each of training, validation and test rows.
 """
 
 from __future__ import annotations

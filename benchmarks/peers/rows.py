@@ -126,12 +126,14 @@ class Setting:
     Attributes:
         seed: of weights and of the rows' order.
         dense_lr: Adam's rate for all but the tables.
-        table_lr: the tables' rate: Adam's, or row-wise Adagrad's in TorchRec.
+        table_optimizer: of the tables: ``adam``, ``adagrad`` or ``rowwise_adagrad``.
+        table_lr: its rate.
         dropout: share of hidden units.
     """
 
     seed: int
     dense_lr: float
+    table_optimizer: str
     table_lr: float
     dropout: float = 0.0
 

@@ -27,9 +27,39 @@ MODELS = {
     "deepctr": ("DeepFM", "DCNMix", "xDeepFM", "AutoInt"),
     "torchrec": ("DLRM", "DLRM_DCN"),
 }
-DENSE_RATES = (1e-3, 3e-3, 1e-2)
-TABLE_RATES = {"adam": (1e-3, 3e-3, 1e-2, 3e-2), "rowwise_adagrad": (1e-2, 3e-2, 1e-1, 3e-1)}
-"""Four each; row-wise Adagrad divides by the sum of all squares, so it wants larger ones."""
+PYTORCH_GRID = (
+    (1e-3, "adagrad", 3e-2),
+    (1e-3, "adam", 1e-2),
+    (1e-2, "adam", 3e-3),
+    (1e-2, "adam", 3e-2),
+    (3e-3, "adam", 3e-3),
+    (3e-3, "adagrad", 3e-2),
+    (1e-3, "adagrad", 1e-2),
+    (3e-3, "adam", 1e-2),
+    (1e-3, "adam", 3e-3),
+    (1e-2, "adagrad", 1e-2),
+    (3e-2, "adam", 3e-2),
+    (1e-3, "adam", 1e-3),
+)
+TORCHREC_GRID = (
+    (1e-3, "rowwise_adagrad", 3e-2),
+    (1e-3, "rowwise_adagrad", 1e-1),
+    (1e-2, "rowwise_adagrad", 3e-2),
+    (3e-3, "adagrad", 3e-2),
+    (3e-3, "rowwise_adagrad", 3e-2),
+    (3e-3, "rowwise_adagrad", 1e-1),
+    (1e-3, "adagrad", 3e-2),
+    (1e-2, "rowwise_adagrad", 1e-1),
+    (1e-3, "rowwise_adagrad", 1e-2),
+    (1e-3, "adagrad", 1e-2),
+    (3e-3, "rowwise_adagrad", 3e-1),
+    (1e-2, "rowwise_adagrad", 1e-2),
+)
+"""Rate of the layers' Adam, optimizer and rate of the tables: twelve each, as ``sweeps/objectives_*.yaml`` have.
+PyTorch has no row-wise Adagrad, FBGEMM on a CPU no Adam. The likeliest come first, so that a run that is cut short has
+lost the last ones, for all models alike."""
+
+RATES = ("dense_lr", "table_optimizer", "table_lr")
 
 Task = dict[str, Any]
 Key = tuple[Any, ...]
@@ -37,25 +67,24 @@ Key = tuple[Any, ...]
 
 def key_of(task: Task) -> Key:
     """What makes two tasks the same."""
-    names = ("set", "peer", "model", "seed", "dense_lr", "table_lr", "test")
+    names = ("set", "peer", "model", "seed", *RATES, "test")
     return tuple(task[name] for name in names)
 
 
 class Plan:
     """What is still to be run; shared by threads."""
 
-    def __init__(
-        self, sets: Sequence[str], models: Sequence[tuple[str, str]], rows: Path, out: Path, seeds: int
-    ) -> None:
-        """Reads what ``out`` has already."""
-        self._rows, self._out, self._seeds = rows, out, seeds
+    def __init__(self, sets: Sequence[str], models: Sequence[tuple[str, str]], arguments: argparse.Namespace) -> None:
+        """Reads what the file of results has already."""
+        self._rows, self._out = arguments.rows, arguments.out
+        self._seeds, self._points = arguments.seeds, arguments.points
         self._lock = threading.Lock()
-        self._known = (
-            [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
-        )
+        lines = self._out.read_text(encoding="utf-8").splitlines() if self._out.exists() else []
+        self._known = [json.loads(line) for line in lines]
         done = {key_of(task) for task in self._known}
         grids = [self._grid(name, *model) for name in sets for model in models]
-        self._waiting = [task for grid in grids for task in grid if key_of(task) not in done]
+        turns = itertools.chain.from_iterable(zip(*grids, strict=True))
+        self._waiting = [task for task in turns if key_of(task) not in done]
         for grid in grids:
             self._choose(grid[0])
 
@@ -74,11 +103,9 @@ class Plan:
                 self._choose(task)
 
     def _grid(self, name: str, peer: str, model: str) -> list[Task]:
-        rates = TABLE_RATES["rowwise_adagrad" if peer == "torchrec" else "adam"]
         fixed = {"set": name, "folder": str(self._rows / name), "peer": peer, "model": model, "seed": 1, "test": False}
-        return [
-            fixed | {"dense_lr": dense, "table_lr": table} for dense, table in itertools.product(DENSE_RATES, rates)
-        ]
+        points = (TORCHREC_GRID if peer == "torchrec" else PYTORCH_GRID)[: self._points]
+        return [fixed | dict(zip(RATES, point, strict=True)) for point in points]
 
     def _choose(self, of: Task) -> None:
         grid = {key_of(task) for task in self._grid(of["set"], of["peer"], of["model"])}
@@ -86,7 +113,7 @@ class Plan:
         if len(found) < len(grid):
             return
         best = min(found, key=lambda task: float(min(task["valid_ne"])))
-        chosen = {name: best[name] for name in ("set", "folder", "peer", "model", "dense_lr", "table_lr")}
+        chosen = {name: best[name] for name in ("set", "folder", "peer", "model", *RATES)}
         tasks = [chosen | {"seed": seed, "test": True} for seed in range(1, self._seeds + 1)]
         done = {key_of(task) for task in self._known}
         self._waiting[:0] = [task for task in tasks if key_of(task) not in done]
@@ -140,7 +167,7 @@ def work(plan: Plan, pythons: dict[str, str], stop_at: float) -> None:
         while time.monotonic() < stop_at and (task := plan.take()) is not None:
             done = workers.answer(task)
             plan.finish(done)
-            names = " ".join(str(done[name]) for name in ("set", "peer", "model", "seed", "dense_lr", "table_lr"))
+            names = " ".join(str(done[name]) for name in ("set", "peer", "model", "seed", *RATES))
             test = f", test {done['test_ne']:.5f}" if done["test"] else ""
             print(f"{names}: {min(done['valid_ne']):.5f}{test} in {done['seconds']:.1f} s", flush=True)
     except (RuntimeError, BrokenPipeError):
@@ -159,6 +186,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/peers/results.jsonl"))
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PYTHON")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--points", type=int, default=len(PYTORCH_GRID), help="of the grid, the first ones")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     arguments = parser.parse_args()
@@ -166,7 +194,7 @@ def main() -> None:
     if arguments.models:
         models = [(peer, model) for peer, model in models if f"{peer}/{model}" in arguments.models]
     pythons = dict(each.split("=", 1) for each in arguments.python)
-    plan = Plan(arguments.sets, models, arguments.rows, arguments.out, arguments.seeds)
+    plan = Plan(arguments.sets, models, arguments)
     stop_at = time.monotonic() + min(arguments.limit_s, 1e6)
     threads = [threading.Thread(target=work, args=(plan, pythons, stop_at)) for _ in range(arguments.jobs)]
     for thread in threads:

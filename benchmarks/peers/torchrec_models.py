@@ -1,7 +1,7 @@
 """TorchRec: DLRM and DLRM_DCN under DistributedModelParallel on one gloo rank, on encoded rows.
 
 TorchRec has no trainer of its own, so the loop here is that of its examples: ``DLRMTrain`` on a ``KeyedJaggedTensor``,
-row-wise Adagrad fused into the tables' backward, Adam for the dense layers. Its DLRM
+Adagrad, row-wise or not, fused into the tables' backward, Adam for the dense layers. Its DLRM
 wants numbers: a set without any gets a column of ones.
 """
 
@@ -32,6 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 HIDDEN = [128, 64]
 PREDICTED_ROWS = 8192
 CPU = torch.device("cpu")
+KINDS = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad}
 MODELS = ("DLRM", "DLRM_DCN")
 
 
@@ -104,7 +105,7 @@ class Peer:
             ],
             device=torch.device("meta"),
         )
-        apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": setting.table_lr})
+        apply_optimizer_in_backward(KINDS[setting.table_optimizer], collection.parameters(), {"lr": setting.table_lr})
         sizes = {
             "embedding_bag_collection": collection,
             "dense_in_features": max(1, len(fields.dense)),

@@ -35,8 +35,9 @@ def fields_of(folder: str) -> Fields:
 
 
 def setting_of(task: dict[str, Any]) -> Setting:
-    """Seed, rates and dropout."""
-    return Setting(task["seed"], task["dense_lr"], task["table_lr"], task.get("dropout", 0.0))
+    """Seed, optimizers and dropout."""
+    names = ("seed", "dense_lr", "table_optimizer", "table_lr")
+    return Setting(*(task[name] for name in names), dropout=task.get("dropout", 0.0))
 
 
 def fitted(adapter: Any, task: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,11 @@ def fitted(adapter: Any, task: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def warm_peer(adapter: Any, folder: str, model: str) -> Any:
     """A model that has trained on some rows already, for timing; made once."""
-    peer = adapter.Peer(model, fields_of(folder), Setting(1, 1e-3, 1e-3))
+    peer = adapter.Peer(
+        model,
+        fields_of(folder),
+        Setting(1, 1e-3, "rowwise_adagrad" if adapter.__name__ == "torchrec_models" else "adam", 1e-3),
+    )
     peer.train(part_of(folder, "train").take(slice(20_000)))
     return peer
 
