@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Self
 
 from erase_rec.checkpoint import CheckpointManager
 from erase_rec.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunFolder:
@@ -75,6 +78,24 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block that writes into the folder.
+
+        Raises:
+            UserError: the disk is full, or the user's share of it.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            where = error.filename or self.path
+            raise UserError(
+                f"cannot write {where}: {error.strerror}; the checkpoints saved before are kept: free some space, then "
+                f"go on with --resume {self.path}"
+            ) from error
 
     @staticmethod
     def _exists(path: Path) -> UserError:
@@ -158,6 +179,11 @@ class RunFolder:
     def sharding_plan(self) -> Path:
         """Which rank held what of each table, where tables were spread; of the newest start."""
         return self.path / "sharding_plan.json"
+
+    @property
+    def warm_start(self) -> Path:
+        """What ``train.init_from`` took from which checkpoint, tensor by tensor."""
+        return self.path / "warm_start.json"
 
     @property
     def scores(self) -> Path:

@@ -137,14 +137,7 @@ class TrainingLoop:
         ranks = state["ranks"]
         tensors: dict[str, Held] = {**checkpoint_tensors(self.parts), **self._random.empty(ranks)}
         checkpoint.load(path, tensors, world=self.parts.world)
-        self.parts.optimizer.refresh()
-        # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
-        self.parts.model.embeddings.load_optimizer_state(
-            {
-                table: {name: tensors[f"table_optimizer/{table}/{name}"] for name in entries}
-                for table, entries in self.parts.model.embeddings.optimizer_state().items()
-            }
-        )
+        tell_of_loaded(self.parts, tensors)
         whole = {name: value for name, value in tensors.items() if not isinstance(value, Shards)}
         metrics = {name.removeprefix(METRICS): value for name, value in whole.items() if name.startswith(METRICS)}
         self.parts.metrics.load_state_dict(metrics)
@@ -415,6 +408,18 @@ def checkpoint_tensors(parts: Parts) -> dict[str, Held]:
         **{f"{METRICS}{name}": value for name, value in parts.metrics.state_dict().items()},
         **{f"objectives/{name}": value for name, value in parts.step.kept().items()},
     }
+
+
+def tell_of_loaded(parts: Parts, tensors: Mapping[str, Held]) -> None:
+    """Lets model and optimizers take over what was written into :func:`checkpoint_tensors`."""
+    parts.optimizer.refresh()
+    # Not every table optimizer shares its state's storage: FBGEMM keeps the iteration to itself.
+    parts.model.embeddings.load_optimizer_state(
+        {
+            table: {name: tensors[f"table_optimizer/{table}/{name}"] for name in entries}
+            for table, entries in parts.model.embeddings.optimizer_state().items()
+        }
+    )
 
 
 def served_tensors(model: CTRModel) -> dict[str, Held]:

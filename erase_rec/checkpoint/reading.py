@@ -51,6 +51,15 @@ def load(path: Path, into: Mapping[str, Held], *, subset: bool = False, world: W
             f"checkpoint {path} does not fit this model: {'; '.join(problems)}; "
             "use the configuration and the data that it was made with"
         )
+    read_into(path, into)
+
+
+def read_into(path: Path, into: Mapping[str, Held]) -> None:
+    """As :func:`load`, of a checkpoint that was verified and of names, shapes and dtypes that it has.
+
+    Raises:
+        CheckpointError: the files are not what they were.
+    """
     ignore_remark()
     try:
         with plain_errors():

@@ -131,7 +131,7 @@ def _words(annotation: Any) -> str:
     if origin is tuple:
         return "list of sections" if _models(annotation) else f"list, each {_words(arguments[0])}"
     if origin is dict:
-        return "the kind's own keys"
+        return "the kind's own keys" if arguments[1] is Any else f"section, each {_words(arguments[1])}"
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return "section"
     return _WORDS[annotation]

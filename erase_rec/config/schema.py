@@ -423,6 +423,24 @@ class EarlyStoppingConfig(Model):
     """An improvement is at least this large."""
 
 
+class WarmStartConfig(Model):
+    """What another run learnt, taken over before the first step: whole towers, over-arch and tables, tables by row.
+
+    Rows of a ``vocabulary`` go by category, others by number. What was taken, initialised and ignored is said, and
+    written to ``warm_start.json`` in the run folder.
+    """
+
+    path: Text
+    """A run folder, of which the best checkpoint counts (without evaluations: the newest), or a checkpoint in it."""
+    rename: dict[Text, Text] = Field(default_factory=dict)
+    """New names by names in the checkpoint, such as ``tables/user: tables/member``; ``*`` stands for anything:
+    ``model/towers.deep.*: model/towers.wide.*``. A dense feature is ``dense/NAME``."""
+    missing: Literal["error", "init"] = "error"
+    """What the checkpoint has not, or in another shape: end the run, or initialise it (a tower or table as a whole)."""
+    optimizer: Boolean = False
+    """Take over the optimizers' states, too; false: they start anew."""
+
+
 class TrainConfig(Model):
     """The loop. Exactly one of ``steps``, ``epochs`` and ``samples`` says how long."""
 
@@ -451,14 +469,15 @@ class TrainConfig(Model):
     """``None``: at the end of each epoch and at the end."""
     checkpoint_every_steps: PositiveInt | None = None
     """``None``: at each evaluation."""
-    keep_checkpoints: PositiveInt = 2
-    """Retained besides the best."""
-    warmup_qps_steps: NonNegativeInt = 10
     checkpoint_async: Boolean = False
     """Go on training while a checkpoint is written, from a copy of the state in host memory; false: wait for the disk.
     Takes as much host memory as tables, parameters and optimizer states, on CUDA up to twice as much."""
+    keep_checkpoints: PositiveInt = 2
+    """Retained besides the best."""
+    warmup_qps_steps: NonNegativeInt = 10
     """Steps left out of the throughput statistics."""
     early_stopping: EarlyStoppingConfig | None = None
+    init_from: WarmStartConfig | None = None
 
 
 class EvalConfig(Model):
