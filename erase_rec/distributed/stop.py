@@ -69,11 +69,8 @@ class Stop:
         """A block in which SIGINT and SIGTERM stop the run at the next place; other threads than the main get none."""
         with self._changed:
             self._passed = 0
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        self.listens = True
+        self.listens = threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, self._note) for number in SIGNALS} if self.listens else {}
         try:
             yield
         finally:
