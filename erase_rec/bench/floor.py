@@ -211,7 +211,7 @@ def floor(config: Config, counted: Counted, batch: Batch, feature_dims: Sequence
         "inputs": float(
             8 * batch.sparse.values.numel() + 4 * (batch.sparse.lengths.numel() + batch.dense.numel() + rows)
         ),
-        "table rows": _table_bytes(config, rows_touched(batch), feature_dims),
+        "table rows": table_bytes(config, rows_touched(batch), feature_dims),
         "pooled": float(4 * compute * rows * sum(feature_dims)),
         "activations": 2 * compute * counted.activations * rows / COUNTED_ROWS,
         "weights": float((2 * compute + master) * counted.parameters),
@@ -222,7 +222,8 @@ def floor(config: Config, counted: Counted, batch: Batch, feature_dims: Sequence
     return Floor(flops, parts, flops_ms, bytes_ms)
 
 
-def _table_bytes(config: Config, rows: Sequence[int], feature_dims: Sequence[int]) -> float:
+def table_bytes(config: Config, rows: Sequence[int], feature_dims: Sequence[int]) -> float:
+    """Traffic of so many different rows of each feature's table: lookup and update."""
     kind = config.optimizer.sparse.kind
     passes = 1 if config.schedule.embedding_gradient == "none" else 3
     total = 0

@@ -51,6 +51,10 @@ class BucketReduction(NoReduction):
         }
         self._pending: dict[str, list[Pending]] = {}
 
+    def sizes_bytes(self) -> dict[str, tuple[int, ...]]:
+        """Of each block's parts, which are averaged one by one."""
+        return {block: tuple(flat.nbytes for flat, _ in chunks) for block, chunks in self._chunks.items()}
+
     def start(self, block: str) -> None:
         """Copies the gradients into the buffers and starts their means; logged as ``block.chunk``."""
         held = self._gradients[block]
