@@ -7,7 +7,7 @@ part of large tables; what a step costs does not depend on what the rows say.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from erase_rec.batch import Batch, SparseBatch
 from erase_rec.config.schema import Config, SparseFeatureConfig
+from erase_rec.prefetch import prefetch
 
 LONGEST_BAG = 20
 """Ids of the longest bag of a multi-valued feature that has no ``max_length``."""
@@ -103,6 +104,11 @@ class _Popularity:
 def rotated(batches: Sequence[Batch]) -> Iterator[Batch]:
     """The batches, over and over."""
     return cycle(batches)
+
+
+def told(batches: Iterator[Batch], count: int, expect: Callable[[Batch], None] | None) -> Iterator[Batch]:
+    """The next ``count`` batches; ``expect`` is told of each but the first a step ahead, as in training."""
+    return prefetch((next(batches) for _ in range(count)), torch.device("cpu"), expect=expect)  # they are where they go
 
 
 def full(batches: Generator[Batch, None, None], size: int) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ import torch
 
 from erase_rec.batch import Batch
 from erase_rec.bench.arms import PlannedArm
+from erase_rec.bench.batches import told
 from erase_rec.bench.device_work import profiled, report
 from erase_rec.bench.floor import Ceilings, Counted, floor
 from erase_rec.bench.result import GIB, DeviceUse, Row
@@ -41,12 +42,14 @@ class BuiltArm:
         parts: what must live as long as it.
         tables_bytes: its tables with their optimizer's state.
         tables_shared: the tables were there before it was built.
+        expect: is told of each batch a step ahead; None: nobody wants to know.
     """
 
     step: TrainStep
     parts: object
     tables_bytes: int
     tables_shared: bool
+    expect: Callable[[Batch], None] | None = None
 
 
 class Workshop(Protocol):
@@ -103,8 +106,9 @@ class _Warm:
     peak_bytes: int
 
     def turn(self, steps: int) -> Turn:
-        timed_turn(self.arm.step, self.batches, UNTIMED_STEPS)
-        return timed_turn(self.arm.step, self.batches, steps)
+        batches = told(self.batches, UNTIMED_STEPS + steps, self.arm.expect)
+        timed_turn(self.arm.step, batches, UNTIMED_STEPS)
+        return timed_turn(self.arm.step, batches, steps)
 
 
 def measure(planned: Sequence[PlannedArm], workshop: Workshop, world: World, settings: Settings) -> list[Row]:
@@ -197,8 +201,8 @@ def _on_device(row: Row, warm: _Warm) -> Row:
     step, batches = warm.arm.step, warm.batches
 
     def run() -> None:
-        for _ in range(PROFILED_STEPS):
-            step(next(batches))
+        for batch in told(batches, PROFILED_STEPS, warm.arm.expect):
+            step(batch)
 
     host = host_ms(step, batches, HOST_STEPS, torch.cuda.synchronize)
     use = DeviceUse(host, warm.peak_bytes / GIB, warm.arm.tables_bytes / GIB, report(profiled(run), PROFILED_STEPS))

@@ -87,7 +87,9 @@ class ContentWorkshop:
             config, self.datasets, RunFolder(Path()), self.machine, self.world, embeddings=held, tune_on=first
         )
         tables = self._tables.setdefault(key, parts.model.embeddings)
-        return BuiltArm(parts.step, parts, _table_bytes(tables), tables_shared=held is not None)
+        spread = self.world.grouped and config.embedding.sharding != "replicated"
+        expect = tables.expect if spread else None
+        return BuiltArm(parts.step, parts, _table_bytes(tables), tables_shared=held is not None, expect=expect)
 
     def counted(self, planned: PlannedArm) -> Counted:
         """See :class:`erase_rec.bench.session.Workshop`; does not depend on the batch size."""

@@ -82,12 +82,12 @@ def build_rank_embeddings(
 ) -> tuple[Embeddings, ShardingPlan | None]:
     """The tables of one of several ranks, spread as ``embedding.sharding`` says, and the plan by which; collective.
 
-    One rank has whole tables whatever the configuration says. See :func:`build_embeddings`.
+    A process without a group has whole tables whatever the configuration says. See :func:`build_embeddings`.
 
     Raises:
         UserError: TorchRec cannot be had, or finds no plan.
     """
-    if world.size == 1 or config.embedding.sharding == "replicated":
+    if not world.grouped or config.embedding.sharding == "replicated":
         local = build_embeddings(config, table_rows, device, dtype)
         return (local if world.size == 1 else ReplicatedTables(local, world)), None
     if problem := _torchrec_problem(config, device):

@@ -151,7 +151,17 @@ def test_a_step_graph_of_spread_tables_is_refused_and_the_preset_captures_the_re
     assert any("which no capture can hold" in message for message in refusals(config))
 
 
-def test_nothing_is_spread_over_one_rank() -> None:
+def test_a_group_of_one_rank_has_its_tables_in_the_sharded_collection() -> None:
+    """As on several, so that what that costs can be measured on one."""
+    cell: tuple[Launch, Reduction] = ("dense graph", "bucket")
+    with join_world(on_cuda=False, timeout_s=60, grouped=True) as world:
+        found = train(cell_config(cell, 2), world)
+        issued = {entry.group for entry in world.collectives.recent}
+    assert {"tables.input", "tables.exchange", "tables.gradient"} <= issued
+    assert_same(found, train(cell_config(cell, 1)), TOLERANCE)
+
+
+def test_nothing_is_spread_without_a_group() -> None:
     config = cell_config(("blocking", "bucket"), 2)
     embeddings, plan = build_rank_embeddings(config, ROWS_OF, CPU, torch.float32, World())
     assert plan is None

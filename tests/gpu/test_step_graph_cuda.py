@@ -1,4 +1,4 @@
-"""The whole step as one CUDA graph: the steps of the plain launch, whatever changes from step to step."""
+"""The step as one CUDA graph, with the tables or beside them: the steps of the plain launch, whatever changes."""
 
 from __future__ import annotations
 
@@ -85,11 +85,14 @@ def losses(parts: Parts, batches: Sequence[Batch], steps: int, *, first: int = 0
     return torch.stack(found).cpu()
 
 
-def both(datasets: Datasets, *overrides: str) -> tuple[Parts, Parts]:
+BOTH = pytest.mark.parametrize("graph", ["step", "dense"])
+
+
+def both(datasets: Datasets, *overrides: str, graph: str = "step") -> tuple[Parts, Parts]:
     """The captured step of a configuration, and the same launched operation by operation."""
     if not any(each.startswith("schedule.preset") for each in overrides):
         overrides = ("schedule.preset=erase", *overrides)
-    captured, plain = (load(*overrides, f"schedule.cuda_graph={kind}") for kind in ("step", "none"))
+    captured, plain = (load(*overrides, f"schedule.cuda_graph={kind}") for kind in (graph, "none"))
     return build(captured, datasets), build(plain, datasets)
 
 
@@ -136,10 +139,16 @@ def take_over(captured: Parts, plain: Parts) -> None:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_replays_are_the_plain_steps(datasets, batches, way: str) -> None:  # type: ignore[no-untyped-def]
+BESIDE_TABLES = ("erase", "exact on streams", "dropout", "micro-batches", "objectives")
+"""Ways that differ in what lies between the tables' lookup and their update."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "way"), [*(("step", way) for way in WAYS), *(("dense", way) for way in BESIDE_TABLES)]
+)
+def test_replays_are_the_plain_steps(datasets, batches, graph: str, way: str) -> None:  # type: ignore[no-untyped-def]
     """Three hundred steps with warm-up and decay of both learning rates, and a state taken over in the middle."""
-    captured, plain = both(datasets, *WAYS[way])
+    captured, plain = both(datasets, *WAYS[way], graph=graph)
     together = TOGETHER // 5 if way == "objectives" else TOGETHER  # which go on from each other's results within a step
     for first in range(0, STEPS, together):
         if first > 0:
@@ -178,6 +187,13 @@ def test_adam_of_the_tables_is_launched_plainly_and_says_why(datasets, batches, 
     assert "numbers of the host" in said[0]
 
 
+def test_adam_of_the_tables_beside_a_dense_graph_holds_nothing_up(datasets, batches) -> None:  # type: ignore[no-untyped-def]
+    adam = ["schedule.preset=erase", "optimizer.sparse.kind=adam"]
+    captured = build(load(*adam, "schedule.cuda_graph=dense", "schedule.strict=true"), datasets)
+    plain = build(load(*adam, "schedule.cuda_graph=none"), datasets)
+    torch.testing.assert_close(losses(captured, batches, 20), losses(plain, batches, 20), rtol=1e-5, atol=1e-7)
+
+
 def short(batch: Batch, rows: int) -> Batch:
     sparse = batch.sparse
     values = sparse.values.view(sparse.num_features, -1)[:, :rows].reshape(-1)
@@ -185,8 +201,9 @@ def short(batch: Batch, rows: int) -> Batch:
     return Batch(batch.dense[:rows], bags, batch.label[:rows], batch.row_ids[:rows])
 
 
-def test_a_short_batch_is_launched_plainly(datasets, batches, caplog) -> None:  # type: ignore[no-untyped-def]
-    captured, plain = both(datasets)
+@BOTH
+def test_a_short_batch_is_launched_plainly(datasets, batches, graph: str, caplog) -> None:  # type: ignore[no-untyped-def]
+    captured, plain = both(datasets, graph=graph)
     mixed = [*batches[:7], short(batches[7], 100), *batches[8:12], short(batches[7], 1)]
     with caplog.at_level(logging.WARNING):
         found = losses(captured, mixed, 39)
@@ -215,9 +232,10 @@ def bags(batch: Batch, seed: int, most: int) -> Batch:
     return Batch(batch.dense, found, batch.label, batch.row_ids)
 
 
-def test_bags_of_changing_sizes(datasets, batches) -> None:  # type: ignore[no-untyped-def]
-    """Fewer ids than the capture has room for, and more, which is captured anew."""
-    captured, plain = both(datasets)
+@BOTH
+def test_bags_of_changing_sizes(datasets, batches, graph: str) -> None:  # type: ignore[no-untyped-def]
+    """Fewer ids than the capture has room for, and more, which is captured anew; a dense graph holds none."""
+    captured, plain = both(datasets, graph=graph)
     most = [5, 5, 5, 6, 3, 1, 9, 4, 2]
     mixed = [bags(batches[number], number, each) for number, each in enumerate(most)]
     torch.testing.assert_close(losses(captured, mixed, 36), losses(plain, mixed, 36), rtol=1e-5, atol=1e-7)
@@ -265,8 +283,9 @@ def test_a_thousand_replays_write_every_output(datasets, batches) -> None:  # ty
     assert min(float((one - other).abs().max()) for one, other in pairwise(expected)) > 1e-2, "they can be told apart"
 
 
-def test_measured_replays_give_norms_and_a_timeline(datasets, batches) -> None:  # type: ignore[no-untyped-def]
-    captured, plain = both(datasets)
+@BOTH
+def test_measured_replays_give_norms_and_a_timeline(datasets, batches, graph: str) -> None:  # type: ignore[no-untyped-def]
+    captured, plain = both(datasets, graph=graph)
     schedule = LRSchedule(captured.config.optimizer.lr_schedule, 12)
     for number in range(12):
         measure = number % 3 == 2
@@ -274,14 +293,18 @@ def test_measured_replays_give_norms_and_a_timeline(datasets, batches) -> None: 
         assert set(output.grad_norms) == set(expected.grad_norms)
         for block, norm in expected.grad_norms.items():
             torch.testing.assert_close(output.grad_norms[block], norm, rtol=1e-4, atol=1e-7, msg=block)
-    intervals, plainly = captured.streams.intervals(), plain.streams.intervals()
-    assert [each.op for each in intervals] == [each.op for each in plainly]
+    intervals = captured.streams.intervals()
+    assert [each.op for each in intervals] == [*program(captured.plan)]
+    assert [each.op for each in plain.streams.intervals()] == [*program(plain.plan)]
     assert all(0 <= each.start_ms <= each.end_ms for each in intervals)
+    spans = {each.op.key: (each.start_ms, each.end_ms) for each in intervals}
+    assert spans["lookup"][1] <= spans["over_arch"][0] < spans["over_arch"][1] <= spans["table_update"][0]
     assert overlap_report(intervals, program(captured.plan)).step_ms > 0
 
 
-def test_no_memory_grows(datasets, batches) -> None:  # type: ignore[no-untyped-def]
-    captured = build(load(*EARLY), datasets)
+@BOTH
+def test_no_memory_grows(datasets, batches, graph: str) -> None:  # type: ignore[no-untyped-def]
+    captured = build(load("schedule.preset=erase", f"schedule.cuda_graph={graph}"), datasets)
     losses(captured, batches, 50)
     for batch in batches[:2]:  # either held batch has captures of its own
         captured.step(batch, measure=True)

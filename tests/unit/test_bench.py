@@ -14,8 +14,8 @@ import torch
 from data.dataset import build_datasets
 from erase_rec.api.assembly import ContentCatalog, Machine, build_parts
 from erase_rec.batch import Batch
-from erase_rec.bench.arms import PlannedArm, choose_arms, loss_overrides, plan_arms, read_arms
-from erase_rec.bench.batches import LONGEST_BAG, RandomRows, full, rotated, rows_touched
+from erase_rec.bench.arms import SHIPPED_ARMS, PlannedArm, choose_arms, loss_overrides, plan_arms, read_arms
+from erase_rec.bench.batches import LONGEST_BAG, RandomRows, full, rotated, rows_touched, told
 from erase_rec.bench.device_work import Work, report, work_of
 from erase_rec.bench.floor import COUNTED_ROWS, Ceilings, floor
 from erase_rec.bench.result import DeviceUse, Row, kernel_table, strongest_early, strongest_exact, tables
@@ -65,6 +65,30 @@ def planned(name: str, *overrides: str) -> PlannedArm:
 
 
 # Arms
+
+
+def test_the_arms_of_spread_tables_differ_in_tables_and_graph_alone() -> None:
+    arms = read_arms(SHIPPED_ARMS.with_name("arms_spread.yaml"))
+    found = []
+    for each in plan_arms("bench/h200.yaml", [], arms, [1024], catalog=ContentCatalog()):
+        assert each.config is not None, each.refusal
+        assert each.config.distributed.reduction == "bucket"
+        assert each.config.schedule.strict == (each.config.schedule.cuda_graph != "none")
+        found.append((each.config.embedding.sharding, each.config.schedule.cuda_graph))
+    whole, spread = "replicated", "table_wise"
+    assert found == [(whole, "step"), (whole, "dense"), (spread, "dense"), (spread, "tower"), (spread, "none")]
+
+
+def test_who_wants_to_know_is_told_of_each_batch_a_step_ahead() -> None:
+    """Of one turn's batches: the next turn begins without."""
+    batches = rotated(RandomRows((SparseFeatureConfig(name="a"),), {"a": 5}, 2, 0, 1).batches(4, 3, CPU))
+    ahead: list[Batch] = []
+    for _ in range(2):
+        seen = [(batch, len(ahead)) for batch in told(batches, 3, ahead.append)]
+        assert [count for _, count in seen] == [1, 2, 2]
+        assert all(batch.sparse is following.sparse for (batch, _), following in zip(seen[1:], ahead, strict=True))
+        ahead.clear()
+    assert len(list(told(batches, 3, None))) == 3
 
 
 def test_the_shipped_arms_are_exact_detached_and_early_and_each_resolves() -> None:
