@@ -193,6 +193,9 @@ class TableShardingConfig(Model):
     kernel: Literal["fused", "fused_uvm", "fused_uvm_caching"] | None = None
     """FBGEMM's kernel: rows in device memory, in host memory, or there with a cache on the device (the last two: CUDA
     only). ``None``: ``fused``."""
+    cache_share: Annotated[PositiveNumber, Field(lt=1)] | None = None
+    """``fused_uvm_caching``: share of the table's rows that the device has room for; ``None``: FBGEMM's 0.2. Such tables
+    of a rank share one cache."""
     column_width: PositiveInt | None = None
     """``column_wise``: columns of a part, which divide the table's; ``None``: the planner's choice."""
 

@@ -84,6 +84,13 @@ def _kernels(config: Config) -> Iterator[Finding]:
             yield Finding((*path, "kernel"), f"is {entry.kernel} and train.device is cpu", also=(("train", "device"),))
 
 
+def _caches(config: Config) -> Iterator[Finding]:
+    for path, entry, _ in _entries(config):
+        if entry.cache_share is not None and entry.kernel != "fused_uvm_caching":
+            found = f"is {entry.cache_share:g} and the table's kernel is {entry.kernel or 'fused'}"
+            yield Finding((*path, "cache_share"), found, also=((*path, "kernel"),))
+
+
 SHARDING_RULES = (
     Rule(
         "`embedding.tables` with `embedding.sharding: replicated`",
@@ -126,5 +133,11 @@ SHARDING_RULES = (
         "nothing would run it",
         "leave kernel out",
         _kernels,
+    ),
+    Rule(
+        "`cache_share` without `kernel: fused_uvm_caching`",
+        "rows of the other kernels lie in one place",
+        "use kernel: fused_uvm_caching, or leave cache_share out",
+        _caches,
     ),
 )

@@ -111,6 +111,7 @@ def make_sharder(fused_params: dict[str, Any]) -> Any:
 
 def _constraints(config: Config, tables: Sequence[Table], ranks: int, device: torch.device) -> dict[str, Any]:
     from torchrec.distributed.planner import ParameterConstraints
+    from torchrec.distributed.types import CacheParams
 
     entries = {entry.name: entry for entry in config.embedding.tables}
     constraints = {}
@@ -129,9 +130,11 @@ def _constraints(config: Config, tables: Sequence[Table], ranks: int, device: to
             raise UserError(f"embedding.tables.{table.name}.kernel: {entry.kernel} needs CUDA; leave it out here")
         if entry.kernel is not None:
             types = [kind for kind in types if kind != DATA_PARALLEL]
-        kernels = ["dense", entry.kernel or "fused"]
         constraints[key_of(position)] = ParameterConstraints(
-            sharding_types=types, compute_kernels=kernels, min_partition=entry.column_width
+            sharding_types=types,
+            compute_kernels=["dense", entry.kernel or "fused"],
+            min_partition=entry.column_width,
+            cache_params=None if entry.cache_share is None else CacheParams(load_factor=entry.cache_share),
         )
     return constraints
 

@@ -127,6 +127,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "embedding.tables.0.kernel",
         "leave kernel out",
     ),
+    (
+        "cache of what lies on the device",
+        spread({"name": "C1", "cache_share": 0.1}),
+        "embedding.tables.0.cache_share",
+        "the table's kernel is fused",
+    ),
     ("two eval sets", {"data": {"kind": "csv", "eval": "e", "eval_fraction": 0.1}}, "data.eval_fraction", "drop one"),
     (
         "split beside files",
