@@ -189,7 +189,10 @@ def summarize_eval(
 
 def metrics_table(model: EvalSummary, towers: dict[str, TowerSummary]) -> Table:
     """NE and AUC of the model and each tower; undefined values are a dash."""
-    table = Table(title=f"held-out metrics, {model.rows:,} rows, base rate {_number(model.base_rate, '.5f')}")
+    constant = (model.model_extra or {}).get("ne_base_rate", model.base_rate)
+    compared = "" if constant == model.base_rate else f", NE against {_number(constant, '.5f')}"
+    title = f"held-out metrics, {model.rows:,} rows, base rate {_number(model.base_rate, '.5f')}{compared}"
+    table = Table(title=title)
     table.add_column("")
     part = [column for column in _PART if any(not math.isnan(getattr(tower, column)) for tower in towers.values())]
     for column in ("NE", "AUC", "logloss", "calibration", *(_PART[column][0] for column in part)):

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from erase_rec.batch import Batch, Scores
 from erase_rec.distributed.world import World
 from erase_rec.protocols import EvalResult
-from eval.metrics import ClickSums, click_sums
+from eval.metrics import ClickSums, base_rate, click_sums, normalized_entropy
 from eval.registry import ROW_METRICS, SUM_METRICS
 from eval.tower_health import tower_health
 
@@ -51,10 +51,20 @@ class PooledEvaluator:
     batch size and ranks beyond the logits themselves.
     """
 
-    def __init__(self, towers: Sequence[str], world: World) -> None:
-        """Evaluates the model and ``towers``, in this order, on the rows of all ranks of ``world``."""
+    def __init__(
+        self, towers: Sequence[str], world: World, base_rate: Callable[[], float | None] = lambda: None
+    ) -> None:
+        """Evaluates the model and ``towers``, in this order, on the rows of all ranks of ``world``.
+
+        Args:
+            towers: names.
+            world: the ranks.
+            base_rate: the constant prediction of NE's denominator (``eval.base_rate``), asked for once an evaluation on
+                every rank, and the same there; None: the base rate of the rows that are evaluated.
+        """
         self._towers = tuple(towers)
         self._world = world
+        self._base_rate = base_rate
         self._warned = False
 
     def evaluate(
@@ -71,14 +81,15 @@ class PooledEvaluator:
             keep_scores: also return the table of rows on the first rank, see :func:`score_table`.
         """
         rows = self._pool(self._collect(score, batches))
-        result = self._world.broadcast_object("evaluation", None if rows is None else self._result(rows))
+        rate = self._base_rate()
+        result = self._world.broadcast_object("evaluation", None if rows is None else self._result(rows, rate))
         assert result is not None
         if keep_scores and rows is not None:
             return replace(result, scores=score_table(rows, self._towers))
         return result
 
-    def _result(self, rows: _Rows) -> EvalResult:
-        values = [_metrics(logit, rows.label) for logit in rows.logits[: 1 + len(self._towers)]]
+    def _result(self, rows: _Rows, rate: float | None) -> EvalResult:
+        values = [_metrics(logit, rows.label, rate) for logit in rows.logits[: 1 + len(self._towers)]]
         model = values[0]
         self._warn_undefined(model["ne"], model["auc"], rows.label)
         health, most_like = tower_health(
@@ -87,6 +98,7 @@ class PooledEvaluator:
             rows.label,
             terms=rows.part("terms", len(self._towers)),
             without=rows.part("without", len(self._towers)),
+            rate=rate,
         )
         return EvalResult(
             **{name: model[name] for name in FIXED_METRICS},
@@ -180,7 +192,8 @@ def score_table(rows: _Rows, towers: Sequence[str]) -> pa.Table:
     return pa.table({name: column.numpy() for name, column in columns.items()})
 
 
-def _metrics(logit: Tensor, label: Tensor) -> dict[str, float]:
+def _metrics(logit: Tensor, label: Tensor, rate: float | None) -> dict[str, float]:
     sums = ClickSums(*click_sums(logit, label).tolist())
     values = {name: metric(sums) for name, metric in SUM_METRICS.items()}
-    return values | {name: metric(logit, label) for name, metric in ROW_METRICS.items()}
+    values |= {name: metric(logit, label) for name, metric in ROW_METRICS.items()}
+    return values | {"ne": normalized_entropy(sums, rate), "ne_base_rate": base_rate(sums) if rate is None else rate}

@@ -98,15 +98,22 @@ def logloss(sums: ClickSums) -> float:
     return _ratio(sums.cross_entropy, sums.rows)
 
 
-def normalized_entropy(sums: ClickSums) -> float:
-    """Cross-entropy over that of the best constant prediction; below 1 is better than the constant.
+def normalized_entropy(sums: ClickSums, rate: float | None = None) -> float:
+    """Cross-entropy over that of a constant prediction; below 1 is better than the constant.
 
     nan unless both classes were seen.
+
+    Args:
+        sums: of the rows.
+        rate: the constant; None: the rows' own base rate, which no other constant is better than.
     """
     negatives = sums.rows - sums.positives
     if sums.positives <= 0 or negatives <= 0:
         return math.nan
-    constant = -sums.positives * math.log(sums.positives / sums.rows) - negatives * math.log(negatives / sums.rows)
+    rate = sums.positives / sums.rows if rate is None else rate
+    if not 0 < rate < 1:
+        return math.nan
+    constant = -sums.positives * math.log(rate) - negatives * math.log1p(-rate)
     return sums.cross_entropy / constant
 
 

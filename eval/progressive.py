@@ -38,6 +38,7 @@ class ProgressiveEvaluation:
         self._towers = tuple(towers)
         self._window = torch.zeros(1 + len(towers), 5, dtype=torch.float64, device=device)
         self._closed = torch.zeros_like(self._window)
+        self._recent = math.nan
         self._world = world
         self._warned = False
 
@@ -53,6 +54,7 @@ class ProgressiveEvaluation:
         """
         self._world.sum("progressive", self._window).wait()
         values = self._values(self._window)
+        self._recent = values["train/base_rate"]
         self._closed += self._window
         self._window.zero_()
         if math.isnan(values["train/ne"]) and not self._warned:
@@ -64,6 +66,13 @@ class ProgressiveEvaluation:
         """The same tags over the whole run; collective. Synchronises the host."""
         self._pool()
         return self._values(self._closed + self._world.gather("progressive", self._window)[0])
+
+    def recent_base_rate(self) -> float:
+        """Share of clicks in the window that was closed last; before the first one, in all rows so far. Collective.
+
+        Synchronises the host where no window was closed.
+        """
+        return self.lifetime()["train/base_rate"] if math.isnan(self._recent) else self._recent
 
     def state_dict(self) -> dict[str, Tensor]:
         """The sums of the open window and of the closed ones; share storage with the metrics. Collective.

@@ -10,12 +10,17 @@ import math
 import torch
 from torch import Tensor
 
-from eval.metrics import ClickSums, click_sums
-from eval.registry import SUM_METRICS
+from eval.metrics import ClickSums, click_sums, normalized_entropy
 
 
 def tower_health(
-    logit: Tensor, tower_logits: Tensor, label: Tensor, *, terms: Tensor | None = None, without: Tensor | None = None
+    logit: Tensor,
+    tower_logits: Tensor,
+    label: Tensor,
+    *,
+    terms: Tensor | None = None,
+    without: Tensor | None = None,
+    rate: float | None = None,
 ) -> tuple[list[dict[str, float]], list[int | None]]:
     """Share of the logit, NE without the tower, and likeness to other towers.
 
@@ -25,6 +30,7 @@ def tower_health(
         label: [n].
         terms: [T, n], what each tower's logit adds to the model's; the over-arch's own term is the rest.
         without: [T, n], the model's logit without each tower.
+        rate: the constant prediction of NE's denominator; None: the rows' own base rate.
 
     Returns:
         Of each tower ``share``, ``ne_without`` and ``correlation`` (the largest absolute one of its logit with another
@@ -37,7 +43,7 @@ def tower_health(
             found["share"] = size / sum(sizes) if sum(sizes) else math.nan
     if without is not None:
         for found, of_tower in zip(health, without, strict=True):
-            found["ne_without"] = SUM_METRICS["ne"](ClickSums(*click_sums(of_tower, label).tolist()))
+            found["ne_without"] = normalized_entropy(ClickSums(*click_sums(of_tower, label).tolist()), rate)
     most_like: list[int | None] = [None] * len(health)
     if len(health) > 1 and logit.numel() > 1:
         alike = torch.corrcoef(tower_logits.double()).abs().fill_diagonal_(-1.0).nan_to_num(nan=-1.0)

@@ -15,6 +15,7 @@ import typer
 from data.dataset import Datasets
 from data.registry import SourceCatalog
 from erase_rec.autograd_thread import wake_autograd
+from erase_rec.api.base_rate import base_rate_of
 from erase_rec.batch import Batch, Scores
 from erase_rec.checkpoint import CheckpointManager, load
 from erase_rec.compiled import Forward, compiled_forwards
@@ -283,7 +284,9 @@ def build_parts(
         score=scorer(model, machine, terms=True),
         train_loader=datasets.train,
         eval_loader=datasets.eval,
-        evaluator=PooledEvaluator(names, world),
+        evaluator=PooledEvaluator(
+            names, world, base_rate_of(config, datasets.train.base_rate, metrics.recent_base_rate)
+        ),
         metrics=metrics,
         replicas=ReplicaGuard(world, model, config.distributed.check_every, optimizer.masters()),
         checkpoints=CheckpointManager(

@@ -13,6 +13,7 @@ import torch
 from data.dataset import bad_row_remarks, build_eval, load_features
 from data.frames import FrameSource
 from erase_rec.api.assembly import ContentCatalog, join_ranks, scorer, trained_model
+from erase_rec.api.base_rate import base_rate_of_run
 from erase_rec.config.load import load_config
 from erase_rec.errors import UserError
 from erase_rec.health import tower_warnings
@@ -72,6 +73,7 @@ def evaluate(
     if eval is not None or any(change.startswith(OTHER_ROWS) for change in changes):
         changes.append("data.prepared=null")  # the rows are no longer those of the run's prepared folder
     config = load_config(folder.config, changes, catalog=ContentCatalog()).config
+    rate = base_rate_of_run(config, load_config(folder.config, catalog=ContentCatalog()).config, folder)
     with join_ranks(config) as (world, machine):
         features = load_features(folder.features)
         held_out = build_eval(
@@ -85,7 +87,7 @@ def evaluate(
         )
         model = trained_model(config, features.table_rows, folder.checkpoint(checkpoint), machine)
         with torch.no_grad():
-            result = PooledEvaluator(model.tower_names(), world).evaluate(
+            result = PooledEvaluator(model.tower_names(), world, lambda: rate).evaluate(
                 scorer(model, machine, terms=True, ablate=ablate), held_out.loader.batches(0), keep_scores=keep_scores
             )
         model.embeddings.verify()

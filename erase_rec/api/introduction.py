@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from data.dataset import Datasets
 from erase_rec.api.assembly import Machine
+from erase_rec.api.base_rate import base_rate_said
 from erase_rec.config.schema import Config
 from erase_rec.distributed.world import World
 from erase_rec.run_folder import RunFolder
@@ -24,6 +25,8 @@ def introduction(config: Config, datasets: Datasets, folder: RunFolder, machine:
         f"{len(config.towers)} towers, {len(detached)} detached; preset {config.schedule.preset}; {machine.name()}; "
         f"embeddings by {backend} ({reason})",
     ]
+    if datasets.eval is not None:
+        lines.append(base_rate_said(config))
     if world.size > 1:
         lines.append(
             f"{world.size} ranks; a step is {datasets.train.global_batch_size:,} rows, "

@@ -16,6 +16,7 @@ from data.dataset import Datasets, load_features
 from data.sources.paths import absolute
 from erase_rec import environment
 from erase_rec.api.assembly import ContentCatalog, Machine, build_parts, join_ranks
+from erase_rec.api.base_rate import base_rate_said
 from erase_rec.api.config import Config
 from erase_rec.api.introduction import introduction
 from erase_rec.api.restart import begun_run, job_entry, same_data
@@ -180,6 +181,7 @@ class Run:
             spread = [] if parts.sharding is None else [parts.sharding.text()]
             for message in (*introduction(config, datasets, folder, machine, world), *spread, *placement, *notes):
                 progress.message(message)
+            log.text("ne", base_rate_said(config))
             log.text("config", f"```yaml\n{dump_config(config)}```")
             log.hparams(config)
             if position.step < total:

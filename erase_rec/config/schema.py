@@ -488,6 +488,9 @@ class EvalConfig(Model):
 
     local_batch_size: PositiveInt = 4096
     """Rows that are scored together on one rank."""
+    base_rate: Literal["eval", "train", "window"] = "eval"
+    """Constant prediction that NE compares with: the share of clicks in the held-out rows, in all training rows, or in
+    the training rows of the last window of the run log. With sampled negatives it is corrected as logits are."""
     scores: Boolean = False
     """Write each row's label and predictions to ``scores.parquet`` in the run folder."""
 

@@ -88,3 +88,18 @@ def test_a_registered_metric_is_reported(label: torch.Tensor, monkeypatch: pytes
     )
     result = PooledEvaluator(["deep"], World()).evaluate(score, batches(label, 64))
     assert 0 < result.extra["accuracy"] < 1
+
+
+def test_ne_compares_with_the_constant_that_is_asked_for(label: torch.Tensor) -> None:
+    constants = iter([0.1, 0.9, 1.0])
+    own = PooledEvaluator(["deep"], World()).evaluate(score, batches(label, 64))
+    evaluator = PooledEvaluator(["deep"], World(), lambda: next(constants))
+    for constant in (0.1, 0.9):
+        result = evaluator.evaluate(score, batches(label, 64))
+        entropy = log_loss(label, [constant] * ROWS)
+        assert result.ne == pytest.approx(result.logloss / entropy, rel=1e-12)
+        assert result.ne < own.ne, "no constant is better than the rows' own base rate"
+        assert result.towers["deep"]["ne"] / result.ne == pytest.approx(own.towers["deep"]["ne"] / own.ne, rel=1e-12)
+        assert (result.extra["ne_base_rate"], result.base_rate) == (constant, own.base_rate)
+    assert own.extra["ne_base_rate"] == own.base_rate
+    assert math.isnan(evaluator.evaluate(score, batches(label, 64)).ne), "nothing compares with certainty"

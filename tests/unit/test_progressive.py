@@ -106,3 +106,17 @@ def test_update_does_not_change_its_inputs() -> None:
     ProgressiveEvaluation(["deep"], CPU, World()).update(out, label)
     assert torch.equal(out.logit, copies[0])
     assert torch.equal(label, copies[1])
+
+
+def test_the_recent_base_rate_is_of_the_last_closed_window() -> None:
+    progressive = ProgressiveEvaluation(["deep"], CPU, World())
+    rates = []
+    for seed in (1, 2, 3):
+        out, label = step(seed)
+        progressive.update(out, label)
+        rates.append(float(label.mean()))
+        if seed == 1:
+            assert progressive.recent_base_rate() == pytest.approx(rates[0])
+        if seed < 3:
+            progressive.window()
+    assert progressive.recent_base_rate() == pytest.approx(rates[1]) != rates[2]

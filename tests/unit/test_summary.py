@@ -35,7 +35,7 @@ RESULT = EvalResult(
         "cross": {"ne": math.nan, "auc": 0.7},
     },
     most_like={"deep": "cross"},
-    extra={"accuracy": 0.75, "prediction_std": math.inf},
+    extra={"accuracy": 0.75, "prediction_std": math.inf, "ne_base_rate": 0.3},
 )
 
 
@@ -67,6 +67,7 @@ def test_the_file_holds_the_documented_keys_and_null_for_undefined(tmp_path: Pat
         ".eval.logloss": 0.4,
         ".eval.calibration": 1.1,
         ".eval.base_rate": 0.2,
+        ".eval.ne_base_rate": 0.3,
         ".eval.rows": 1234,
         ".eval.accuracy": 0.75,
         ".eval.prediction_std": None,
