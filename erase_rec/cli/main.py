@@ -23,6 +23,7 @@ from erase_rec.cli import (
     fetch,
     init,
     inspect,
+    plan,
     predict,
     prepare,
     report,
@@ -63,6 +64,7 @@ app.command("advise")(advise.command)
 app.command("audit")(audit.command)
 app.command("timeline")(timeline.command)
 app.command("dashboard")(dashboard.command)
+app.command("plan")(plan.command)
 app.command("report")(report.command)
 
 

@@ -1,7 +1,7 @@
 """TorchRec's estimates of tables on hundreds of ranks in seconds: shards of one size are estimated once.
 
-``row_wise`` and ``data_parallel`` cut a table into a shard a rank. TorchRec estimates each by itself, milliseconds apiece:
-minutes for a hundred tables on 512 ranks. What it finds depends on a shard's size and not on its place.
+``row_wise`` and ``data_parallel`` cut a table into a shard a rank. TorchRec estimates each by itself, milliseconds
+apiece: minutes for a hundred tables on 512 ranks. What it finds depends on a shard's size and not on its place.
 """
 
 from __future__ import annotations

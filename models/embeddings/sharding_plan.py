@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 Parameters = Mapping[str, "ParameterSharding"]
 """By the table's key, see :func:`key_of`."""
 DATA_PARALLEL = "data_parallel"
+LARGEST_COPY_BYTES = 16 * 2**20
+"""Float32 weights of the largest table that ``auto`` may copy to every rank."""
+WORSE_PROPOSALS = 20
+"""Proposals in a row that are no better, after which the planner stops: each costs a second on hundreds of ranks."""
 SPREAD = ("table_wise", "row_wise", "column_wise")
 """Sharding types by which no rank holds a copy of the whole table, unless it is the only one."""
 
@@ -70,32 +74,58 @@ def plan_sharding(
 def _plan(
     config: Config, tables: Sequence[Table], collection: EmbeddingBagCollection, world: World, device: torch.device
 ) -> tuple[ShardingPlan, Parameters]:
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    here = {
+        "world_size": world.size,
+        "compute_device": device.type,
+        "local_world_size": local_ranks,
+        **_memory(device, local_ranks),
+    }
+    return place_tables(config, tables, collection, here)
+
+
+def place_tables(
+    config: Config, tables: Sequence[Table], collection: EmbeddingBagCollection, machines: Mapping[str, Any]
+) -> tuple[ShardingPlan, Parameters]:
+    """Asks TorchRec's planner for machines that need not be there; see :func:`plan_sharding`.
+
+    Args:
+        config: ``embedding.sharding`` and ``embedding.tables``.
+        tables: one a feature.
+        collection: the same tables on the meta device.
+        machines: arguments of TorchRec's ``Topology``: ``world_size``, ``compute_device``, memory in bytes, bandwidths
+            in bytes a millisecond.
+
+    Raises:
+        UserError: no plan keeps the constraints and fits into memory.
+    """
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
     from torchrec.distributed.planner.types import PlannerError
 
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    from models.embeddings.equal_shards import make_enumerator
+
+    ranks, batch = machines["world_size"], config.train.local_batch_size
     with _quiet():
-        topology = Topology(
-            world_size=world.size,
-            compute_device=device.type,
-            local_world_size=local_ranks,
-            **_memory(device, local_ranks),
-        )
+        topology = Topology(**machines)
+        constraints = _constraints(config, tables, ranks, torch.device(machines["compute_device"]))
         planner = EmbeddingShardingPlanner(
             topology=topology,
-            batch_size=config.train.local_batch_size,
-            constraints=_constraints(config, tables, world.size, device),
+            batch_size=batch,
+            enumerator=make_enumerator(topology, batch, constraints),
+            proposer=[GreedyProposer(use_depth=False, threshold=WORSE_PROPOSALS), UniformProposer()],
+            constraints=constraints,
         )
         try:
             parameters = planner.plan(collection, [make_sharder({})]).plan[""]
         except (PlannerError, RuntimeError) as error:
             raise UserError(
-                f"embedding.sharding: TorchRec's planner finds no place for the tables on {world.size} ranks "
+                f"embedding.sharding: TorchRec's planner finds no place for the tables on {ranks} ranks "
                 f"({str(error).strip().splitlines()[0]}); ask less of embedding.tables, or use more ranks"
             ) from error
-    named = {table.name: _table_plan(table, parameters[key_of(at)], world.size) for at, table in enumerate(tables)}
+    named = {table.name: _table_plan(table, parameters[key_of(at)], ranks) for at, table in enumerate(tables)}
     spread = {key: value for key, value in parameters.items() if value.sharding_type != DATA_PARALLEL}
-    return ShardingPlan(world.size, named), spread
+    return ShardingPlan(ranks, named), spread
 
 
 def make_sharder(fused_params: dict[str, Any]) -> Any:
@@ -146,9 +176,14 @@ def _leaves_ranks_empty(rows: int, ranks: int) -> bool:
 
 
 def _automatic(config: Config, table: Table) -> list[str]:
-    """What the planner may choose from: parts of a row must not have a learning rate of their own."""
+    """What the planner may choose from: parts of a row must not have a learning rate of their own.
+
+    Copies only of small tables, as each step averages them whole. That also spares the planner, which begins with what
+    it takes for fastest, hundreds of proposals of copies that fit nowhere: minutes on hundreds of ranks.
+    """
     whole_rows = config.optimizer.sparse.kind == "rowwise_adagrad"
-    return [DATA_PARALLEL, *(kind for kind in SPREAD if not (whole_rows and kind == "column_wise"))]
+    spread = [kind for kind in SPREAD if not (whole_rows and kind == "column_wise")]
+    return [*spread, DATA_PARALLEL] if 4 * table.rows * table.dim <= LARGEST_COPY_BYTES else spread
 
 
 def _memory(device: torch.device, local_ranks: int) -> dict[str, int]:
