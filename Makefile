@@ -17,7 +17,7 @@ UV := UV_DEFAULT_INDEX=$(INDEX) $(BIN)/uv pip install --quiet --compile-bytecode
 # Named by content: changed locks install again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 
-.PHONY: setup demo test lint dashboard docs docs-serve clean
+.PHONY: setup demo test lint faults dashboard docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# One fault of each kind; FAULTS=50 SEED=1: so many at random, with a log in docs/results/.
+faults: setup
+	$(BIN)/python benchmarks/faults.py $(if $(FAULTS),--faults $(FAULTS) --seed $(or $(SEED),1) --out docs/results/faults)
 
 dashboard: setup
 	$(BIN)/erase-rec dashboard runs

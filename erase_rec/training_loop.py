@@ -20,6 +20,7 @@ from erase_rec.config.schema import Config
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.distributed.replicas import ReplicaGuard, RunningStatistics
 from erase_rec.distributed.shards import Held, Shards
+from erase_rec.distributed.staggering import Staggering
 from erase_rec.distributed.stop import Stopped
 from erase_rec.distributed.table_plan import ShardingPlan
 from erase_rec.distributed.world import World
@@ -126,6 +127,7 @@ class TrainingLoop:
         self._statistics = RunningStatistics(self.parts.world, self.parts.model)
         self._evaluated_step = self._saved_step = -1
         self._evaluation_is_due = False
+        self._staggering = Staggering(self.parts.world)
 
     def resume(self, path: Path) -> None:
         """Continues from the checkpoint at ``path``, whose position the trainer was made with.
@@ -238,7 +240,8 @@ class TrainingLoop:
         self.parts.optimizer.set_lr(config.optimizer.dense.lr * factor)
         self.parts.model.embeddings.set_lr(config.optimizer.sparse.lr * factor)
         logged = self._is_logged(position.step + 1)
-        output = self.parts.step(batch, measure=logged)
+        with self._staggering.step():
+            output = self.parts.step(batch, measure=logged)
         self._statistics.average()
         self.position = position = position.after(rows)
         self.timer.step(rows)
@@ -297,6 +300,8 @@ class TrainingLoop:
         if self.timeline is None or rows == config.train.local_batch_size:
             self.timeline = StepTimeline(step, rows, intervals, self.overlap.critical_path)
         values = window | self.timer.window().scalars() | self.overlap.scalars() | self._stalls.scalars()
+        reduced_ms = sum(each.duration_ms for each in intervals if each.op.kind == "reduce")
+        values |= self._staggering.scalars(reduced_ms if self._device.type == "cuda" else None)
         values["lr/dense"] = config.optimizer.dense.lr * factor
         values["lr/sparse"] = config.optimizer.sparse.lr * factor
         for block, norm in grad_norms.items():

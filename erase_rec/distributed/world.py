@@ -8,6 +8,7 @@ collective is logged before it is issued, so that the logs of the ranks can be c
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,12 +29,20 @@ class CollectiveError(RuntimeError):
     """A collective failed: another rank has ended, did not answer in time, or asked for something else."""
 
 
+@dataclass
+class Waited:
+    """Time that the host has spent in collectives, waiting for other ranks; those of NCCL wait on the device."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Pending:
     """A collective under way; ``work`` is None where there was nothing to do."""
 
     work: dist.Work | None = None
     name: str = ""
+    waited: Waited = field(default_factory=Waited)
 
     def wait(self) -> None:
         """Lets the current stream wait for the result (NCCL), or the host (gloo).
@@ -42,13 +51,14 @@ class Pending:
             CollectiveError: it failed (gloo; NCCL ends the process).
         """
         if self.work is not None:
-            with _named(self.name):
+            with _named(self.name, self.waited):
                 self.work.wait()
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Says which collective failed, and what that means."""
+def _named(name: str, waited: Waited) -> Iterator[None]:
+    """Says which collective failed, and what that means; counts its time."""
+    start_s = time.perf_counter()
     try:
         yield
     except RuntimeError as error:
@@ -56,6 +66,8 @@ def _named(name: str) -> Iterator[None]:
             f"collective {name}: another rank has ended, did not answer within distributed.timeout_s, or asked for "
             f"another collective ({str(error).splitlines()[0]})"
         ) from error
+    finally:
+        waited.seconds += time.perf_counter() - start_s
 
 
 def _nothing() -> None:
@@ -82,6 +94,7 @@ class World:
         collectives: log of what was issued.
         last_words: what the first rank does, from a thread, before another rank's failure ends the process; touches
             no device and no collective.
+        waited: time that the host has spent in collectives.
         stop: whether the run is told to end, and the places at which it can.
         captures: what is released before the process group is destroyed: NCCL waits there, for ever, for every graph
             that holds one of its collectives (pytorch/pytorch#115388). Held weakly.
@@ -93,6 +106,7 @@ class World:
     grouped: bool = False
     collectives: CollectiveLog = field(default_factory=CollectiveLog)
     last_words: Callable[[], None] = _nothing
+    waited: Waited = field(default_factory=Waited)
     stop: Stop = field(default_factory=Stop)
     captures: WeakSet[Captures] = field(default_factory=WeakSet)
 
@@ -167,7 +181,7 @@ class World:
 
     def _reduce(self, group: str, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Pending:
         with self._issuing(group, tensor) as name:
-            return Pending(dist.all_reduce(tensor, operation, async_op=True), name)
+            return Pending(dist.all_reduce(tensor, operation, async_op=True), name, self.waited)
 
     @contextmanager
     def _issuing(self, group: str, tensor: Tensor | None = None) -> Iterator[str]:
@@ -182,5 +196,5 @@ class World:
         else:
             self.collectives.record(group, tensor.numel(), tensor.dtype)
         name = str(self.collectives.recent[-1])
-        with _named(name):
+        with _named(name, self.waited):
             yield name
