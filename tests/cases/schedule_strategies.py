@@ -75,7 +75,7 @@ def configurations(draw: st.DrawFn, *, consistent: bool = False) -> Config:
     clips += [{"max_grad_norm": 0.1}] if optimizer == "end" or not consistent else []
     clips += [] if consistent else [{"clip": "per_tower"}]
     modes = ["both", "both", "local", "main", "none"]
-    graphs = ["none", "none", "dense"] if dispatch == "blocking" or not consistent else ["none"]
+    graphs = [None, None, "dense"] if dispatch == "blocking" or not consistent else [None]
     return make_config(
         draw(towers(consistent=consistent)),
         over_arch={"hidden": (8,), "logits": draw(st.sampled_from(["none", "inputs", "additive", "gated"]))},

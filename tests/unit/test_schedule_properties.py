@@ -50,6 +50,10 @@ def mistakes(config: Config) -> dict[str, bool]:
         "threads issue collectives": (
             config.distributed.reduction == "ddp_per_tower" and schedule.dispatch == "non_blocking"
         ),
+        "workers beside one graph": schedule.cuda_graph == "dense" and schedule.dispatch == "non_blocking",
+        "a reducer of DDP in a graph": (
+            schedule.cuda_graph == "dense" and config.distributed.reduction in {"ddp", "ddp_per_tower"}
+        ),
         "no loss reaches the tables": {
             "main": not kept,
             "local": not learning,
