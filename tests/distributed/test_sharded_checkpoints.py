@@ -206,3 +206,41 @@ def test_two_ranks_with_planned_tables_end_as_one_process(run_ranks: Any, tmp_pa
     assert together["train"]["ne"] == pytest.approx(alone["train"]["ne"], rel=1e-5)
     assert together["eval"]["ne"] == pytest.approx(alone["eval"]["ne"], rel=1e-4)
     assert together["train"]["rows"] == alone["train"]["rows"] == 600
+
+
+def test_spread_tables_begin_with_the_rows_that_whole_ones_begin_with(run_ranks: Any, tmp_path: Path) -> None:
+    """From one process to one and to two ranks whose data have other vocabularies; rates move nothing in float32."""
+    given = ["--config", "ctr_erase.yaml", *OVERRIDES[1:], "train.epochs=null", "train.local_batch_size=30"]
+    folders = {name: tmp_path / name for name in ("old", "one", "two")}
+    for folder in folders.values():
+        folder.mkdir()
+    train(folders["old"], *given, OVERRIDES[0], "train.steps=4", "optimizer.sparse.lr=0.5")
+    begun = [
+        *(*given, "train.steps=1", "data.params={rows: 901, eval_rows: 31}"),
+        *("optimizer.dense.lr=1e-30", "optimizer.sparse.lr=1e-30"),
+        *(f"train.init_from.path={folders['old']}/runs/r", "train.init_from.optimizer=true"),
+    ]
+    train(folders["one"], *begun)
+    run_ranks(2, train, folders["two"], *begun, "embedding.sharding=row_wise", timeout_s=240)
+    one, two = (tensors_of(folders[name]) for name in ("one", "two"))
+    learnt = [name for name in one if name.startswith(("model/", "tables/"))]
+    assert all(torch.equal(one[name], two[name]) for name in learnt)
+    fates = json.loads((folders["two"] / "runs" / "r" / "warm_start.json").read_text())
+    assert fates == json.loads((folders["one"] / "runs" / "r" / "warm_start.json").read_text())
+    assert fates["taken"]["table_optimizer/C1/sum"] == {"from": "table_optimizer/C1/sum", "rows": "by key"}
+    # C1 has other categories here: rows were sought, found under other numbers, and not all were there.
+    old = tensors_of(folders["old"])["tables/C1"]
+    places = {tuple(row): at for at, row in enumerate(old.tolist())}
+    rows = [places.get(tuple(row), -1) for row in two["tables/C1"].tolist()]
+    assert rows[:2] == [0, 1]
+    assert -1 in rows
+    assert sum(row >= 0 for row in rows) > 5
+    assert any(row not in {-1, at} for at, row in enumerate(rows))
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """What the only checkpoint of the run below ``folder`` holds."""
+    path = folder / "runs" / "r" / "checkpoints" / (folder / "runs" / "r" / "checkpoints" / "last").read_text()
+    found = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in stored_layout(path).items()}
+    load(path, found)
+    return found
