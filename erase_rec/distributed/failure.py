@@ -80,10 +80,11 @@ class Board:
         Args:
             store: shared by the ranks; a connection that nothing else uses.
             world: this rank.
-            timeout_s: longest time that ranks which are told to stop have to come to an end.
+            timeout_s: longest time that ranks which are told to stop, or whose store is gone, have to come to an end.
         """
         self._store = store
         self._world = world
+        self._timeout_s = timeout_s
         self._agreement = StopAgreement(store, world.stop, world.rank, world.size, timeout_s)
         self._closed = threading.Event()
         self._posted = False
@@ -159,13 +160,21 @@ class Board:
         return Failure(**json.loads(self._store.get(_FAILURE)))
 
     def _outlive_the_store(self) -> None:
-        """It went down with the process that held it, which its launcher reports; collectives fail by themselves."""
-        while self._heard is None:
+        """Ends this rank unless it ends by itself: it must not go on beside one that is started in its place.
+
+        Collectives go on without the store, which may answer again no more after a break of the network: they have
+        ``distributed.timeout_s`` to find out for themselves.
+        """
+        give_up_s = time.monotonic() + self._timeout_s
+        while self._heard is None and time.monotonic() < give_up_s:
             if self._closed.is_set():
                 return
             self._hear()
-        time.sleep(LINGER_S)
-        _exit(128 + self._heard)
+        if self._heard is not None:
+            time.sleep(LINGER_S)
+            _exit(128 + self._heard)
+        print(f"error: rank {self._world.rank}: the launcher that holds the ranks' store is gone", file=sys.stderr)
+        _exit(1)
 
     def _hear(self) -> None:
         """Waits a little, for a signal too; an interrupt that Python raises in the main thread is not for the board."""

@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+import warm_process
 
 from erase_rec.distributed.failure import Failure
 from erase_rec.errors import UserError
@@ -44,6 +47,12 @@ with join_world(on_cuda=False, timeout_s=float(sys.argv[2]), grouped=False) as w
         threading.Event().wait()
     if case == "interrupt" and world.rank == 1:
         raise KeyboardInterrupt
+    if case == "orphans":
+        threading.Event().wait()
+    if case == "blocked" and world.rank == 1:
+        threading.Event().wait()
+    if case == "blocked" and world.rank == 0:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     if case == "all":
         raise UserError("data.train: no such file")
     if case == "skip" and world.rank != 1:
@@ -146,6 +155,61 @@ def test_ranks_that_are_told_to_end_do_so(tmp_path: Path, checkout: Path) -> Non
     assert result.returncode != 0
     assert lived_s < BOUND_S
     assert re.search(r"error: rank \d: terminated by SIGTERM\n", result.stderr)
+
+
+class Ranks:
+    """Three ranks without torchrun, whose part is the test's."""
+
+    def __init__(self, folder: Path, checkout: Path, case: str, timeout_s: float) -> None:
+        self._folder, self._stack = folder, ExitStack()
+        (folder / "ranks.py").write_text(f"import sys; sys.path.insert(0, {str(checkout)!r})\n{SCRIPT}")
+        self.store: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._processes = [
+            self._stack.enter_context(
+                warm_process.started(
+                    folder,
+                    ["ranks.py", case, str(timeout_s)],
+                    folder,
+                    warm_process.rank_environment(rank, 3, self.store.port),
+                )
+            )
+            for rank in range(3)
+        ]
+        limit = time.monotonic() + 60
+        while (folder / "stdout").exists() is False or (folder / "stdout").read_text().count("started at") < 3:
+            assert time.monotonic() < limit, (folder / "stderr").read_text()
+            time.sleep(0.05)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    def codes(self) -> list[int]:
+        """Once all have ended, which they do within the bound."""
+        deadline = time.monotonic() + BOUND_S
+        return [process.wait(max(deadline - time.monotonic(), 0)) for process in self._processes]
+
+    def errors(self) -> list[str]:
+        return [line for line in (self._folder / "stderr").read_text().splitlines() if line.startswith("error:")]
+
+
+def test_a_signal_is_heard_while_the_main_thread_is_blocked(tmp_path: Path, checkout: Path) -> None:
+    with Ranks(tmp_path, checkout, "blocked", timeout_s=300) as ranks:
+        assert ranks.codes() == [143] * 3
+        assert len(ranks.errors()) == 1
+        assert re.match(
+            r"error: rank \d: terminated by SIGTERM; rank 1 is behind, the last .* is start at", ranks.errors()[0]
+        )
+
+
+def test_ranks_do_not_outlive_their_launcher(tmp_path: Path, checkout: Path) -> None:
+    with Ranks(tmp_path, checkout, "orphans", timeout_s=2) as ranks:
+        ranks.store = None  # it goes with the process that holds it
+        assert ranks.codes() == [1] * 3
+        said = "the launcher that holds the ranks' store is gone"
+        assert sorted(ranks.errors()) == [f"error: rank {rank}: {said}" for rank in range(3)]
 
 
 def test_a_failure_speaks_for_its_kind() -> None:
