@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from in_process import call
 from schedule_cases import CPU, State, make_batch, make_config, make_gradients, make_step, rank_share, tower
 from torch import Tensor
 
@@ -21,6 +25,7 @@ from erase_rec.finite import NonFiniteLossError
 from erase_rec.prefetch import prefetch
 from models.ctr_model import build_model
 from models.embeddings.build import build_rank_embeddings
+from models.embeddings.exchanged import ExchangedTables
 from models.embeddings.layout import IdRangeError
 
 ROWS_OF = {"a": 11, "b": 7, "c": 5}
@@ -194,3 +199,37 @@ def test_an_error_of_one_ranks_loader_ends_the_other(run_ranks: Any) -> None:
     with pytest.raises(pytest.fail.Exception) as caught:
         run_ranks(2, end_by_loader, timeout_s=50)
     assert str(caught.value) == "rank 0 ended without a result\nrank 1 ended without a result", "neither hangs"
+
+
+TRAINING = [
+    *("--config", "ctr_erase.yaml", "run.name=r", "train.threads=1", "embedding.sharding=row_wise"),
+    *("data.params={rows: 601, eval_rows: 101}", "train.local_batch_size=30", "eval.local_batch_size=50"),
+    *("train.epochs=null", "train.steps=15", "train.eval_every_steps=2", "distributed.check_every=3"),
+    "train.early_stopping={patience: 2, min_delta: 1.0}",
+]
+"""The first evaluation is the best by a margin of 1, so that the run stops at the third, in step 6."""
+
+
+def run_early_stopping(folder: Path, ahead: bool) -> dict[str, Any]:
+    """The command on a rank; what the run came to."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not ahead:
+            patch.setattr(ExchangedTables, "expect", lambda *_: None)
+        call(folder, "train", *TRAINING)
+    logging.disable(logging.NOTSET)
+    found: dict[str, Any] = json.loads((folder / "runs" / "r" / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.timeout(320)
+def test_a_run_that_stops_early_comes_to_the_same(run_ranks: Any, tmp_path: Path) -> None:
+    found = []
+    for ahead in (False, True):
+        folder = tmp_path / str(ahead)
+        folder.mkdir()
+        found.append(run_ranks(2, run_early_stopping, folder, ahead, timeout_s=150)[0])
+    one, other = found
+    assert one["status"] == other["status"] == "stopped_early"
+    assert one["train"]["steps"] == other["train"]["steps"] == 6
+    assert one["eval"]["ne"] == other["eval"]["ne"]
+    assert one["train"]["ne"] == other["train"]["ne"]
