@@ -236,7 +236,10 @@ class Suite:
         """Lets a fault of ``kind`` happen to a run, goes on, and audits."""
         whole, name = self.whole(variant), f"fault-{len(self.outcomes)}"
         struck = KINDS[kind](self, name, variant, rng, told)
-        found = Outcome(kind, variant, told, {key: value for key, value in asdict(struck.fault).items() if value})
+        where = asdict(struck.fault).items()
+        found = Outcome(
+            kind, variant, told, {key: value for key, value in where if value is not None and value is not False}
+        )
         found.codes, found.ended_s = struck.attempt.codes, round(struck.attempt.ended_s, 1)
         found.said = " | ".join(struck.attempt.errors)
         found.wrong += struck.wrong

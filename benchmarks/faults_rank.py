@@ -62,13 +62,13 @@ class Fault:
     reducing: bool = False
     evaluated: int | None = None
     synced: int | None = None
-    limit_bytes: int = 0
+    limit_bytes: int | None = None
 
 
 def strike(fault: Fault) -> None:
     """Lets it happen to this process."""
     print(f"fault: {fault}", file=sys.stderr, flush=True)
-    if fault.kind == "disk":
+    if fault.limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.limit_bytes, resource.RLIM_INFINITY))
     else:
         os.kill(os.getpid(), SIGNALS[fault.kind])

@@ -62,9 +62,10 @@ def _named(name: str, waited: Waited) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        reason = str(error).splitlines()[0].partition(". This is typically caused by")[0]  # gloo goes on for long
         raise CollectiveError(
             f"collective {name}: another rank has ended, did not answer within distributed.timeout_s, or asked for "
-            f"another collective ({str(error).splitlines()[0]})"
+            f"another collective ({reason})"
         ) from error
     finally:
         waited.seconds += time.perf_counter() - start_s
