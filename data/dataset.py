@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from data.block import BlockStore
 from data.errors import DataError
+from data.expected import check_expected
 from data.features.columns import features_of
 from data.features.encoding import IntArray
 from data.features.fitted import Features
@@ -185,17 +186,21 @@ def build_datasets(
         eval_source: held-out rows; None: what the configuration names beside ``train_source``.
 
     Raises:
-        DataError: the data cannot be read as configured, or there is nothing to train on.
+        DataError: the data cannot be read as configured, there is nothing to train on, or it is not what
+            ``data.expected`` says.
     """
     share = Share(rank, world_size, pin)
     if features is not None and features.config != config.features:
         raise DataError("features: not those that were fitted; keep the features of the run, or start a new run")
     if config.data.prepared is not None:
         assert train_source is None, "prepared rows come from their folder"
-        return _prepared(config, open_prepared(Path(config.data.prepared), config), share)
-    if train_source is None:
-        train_source, eval_source = open_train(config), open_eval(config)
-    return _unprepared(config, train_source, eval_source, features, share)
+        datasets = _prepared(config, open_prepared(Path(config.data.prepared), config), share)
+    else:
+        if train_source is None:
+            train_source, eval_source = open_train(config), open_eval(config)
+        datasets = _unprepared(config, train_source, eval_source, features, share)
+    check_expected(config.data.expected, datasets.train, datasets.eval)
+    return datasets
 
 
 def build_eval(

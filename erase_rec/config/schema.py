@@ -57,6 +57,17 @@ class SplitConfig(Model):
     """A number, or a time in ISO 8601."""
 
 
+class ExpectedConfig(Model):
+    """What the rows must come to; any other number ends the run before it trains."""
+
+    train_rows: PositiveInt | None = None
+    """Training rows, after the split."""
+    eval_rows: PositiveInt | None = None
+    """Held-out rows."""
+    label_rate: Fraction | None = None
+    """Share of clicks in the training rows, to 0.0005."""
+
+
 class DataConfig(Model):
     """Where rows come from. ``params`` belongs to the source's ``kind``."""
 
@@ -76,6 +87,8 @@ class DataConfig(Model):
     label: LabelConfig = LabelConfig()
     row_id: Text | None = None
     """Column that names each row; no value may be on both sides of the split, or twice on one."""
+    expected: ExpectedConfig | None = None
+    """Of a published protocol, whose files others supply."""
     negative_sampling_rate: Fraction | None = None
     """Share of the training rows with label 0 that are trained on, drawn by a hash of seed and row; held-out rows stay
     as they are. Logits of evaluation, predictions and exports are corrected by its logarithm, so that they speak of all
