@@ -31,7 +31,7 @@ from erase_rec import environment
 from erase_rec.api.assembly import ContentCatalog, Machine, build_parts, join_ranks
 from erase_rec.batch import Batch, SparseBatch
 from erase_rec.bench.arms import Arm, PlannedArm, plan_arms
-from erase_rec.bench.batches import RandomRows
+from erase_rec.bench.batches import RandomRows, rotated, told
 from erase_rec.cli.main import run
 from erase_rec.config.legality import REDUCTION_TABLE, Launch, Reduction
 from erase_rec.distributed.replicas import blocks_of
@@ -212,11 +212,12 @@ class Trainer:
             DivergenceError: the ranks' bits or collectives differ.
         """
         every = max(1, self.steps // COMPARISONS)
-        for number in range(self.steps):
+        expect = parts.model.embeddings.expect if parts.sharding is not None else None
+        for number, batch in enumerate(told(rotated(batches), self.steps, expect)):
             if world.size > 1 and number % every == 0:
                 parts.replicas.check(number)
             world.collectives.step = number
-            parts.step(batches[number % len(batches)])
+            parts.step(batch)
         parts.guard.drain()
         if world.size > 1:
             parts.replicas.check(self.steps)
