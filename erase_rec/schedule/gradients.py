@@ -20,7 +20,7 @@ weighted by its share of the rows, so that the sum is the gradient of the whole 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,12 +35,13 @@ from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
 from erase_rec.schedule.objective_state import ObjectiveState
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
-from erase_rec.schedule.program import Op, Parts, parts, program
+from erase_rec.schedule.program import Op, Parts
 from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
 from erase_rec.schedule.step_state import MicroState, StepState, total_of, whole
 from erase_rec.schedule.streams import Streams
 from erase_rec.schedule.tower_graphs import Graphs, NoGraphs, make_graphs
 from erase_rec.schedule.tower_state import IllegalTransitionError, Phase, TowerStates
+from erase_rec.schedule.way import Way
 
 
 @dataclass
@@ -61,23 +62,6 @@ Handler = Callable[[StepState, Op], None]
 
 Mean = Callable[[str, Tensor], None]
 """Makes a tensor its mean over the ranks, in place, on the current stream (gloo: the host waits); named for the log."""
-
-
-class _Way:
-    """A kind of step: the configured one, or the one in which nothing is cut."""
-
-    def __init__(self, plan: Plan, graphs: Graphs) -> None:
-        self.plan, self.graphs = plan, graphs
-        self.towers = {tower.name: tower for tower in plan.towers}
-        self.late_losses = [tower.name for tower in plan.towers if tower.loss is not None and not tower.early]
-        self.train_tables = {tower.name for tower in plan.towers if _leaf_needs_gradient(plan, tower)}
-        self._parts: dict[int, Parts] = {}
-
-    def parts(self, micro_batches: int) -> Parts:
-        """The operations of a step over so many micro-batches."""
-        if micro_batches not in self._parts:
-            self._parts[micro_batches] = parts(program(replace(self.plan, micro_batches=micro_batches)))
-        return self._parts[micro_batches]
 
 
 class GradientProgram:
@@ -130,9 +114,9 @@ class GradientProgram:
         self._losses = losses
         self._streams = streams
         self._dispatch = dispatch or make_dispatch(plan.dispatch, plan.workers, device)
-        usual = _Way(plan, graphs or make_graphs(plan, model, device))
+        usual = Way(plan, graphs or make_graphs(plan, model, device))
         # Captured forwards have no autograd graph, which one backward through everything needs.
-        self._ways = (usual, usual if plan.exact_every is None else _Way(plan.exact(), NoGraphs()))
+        self._ways = (usual, usual if plan.exact_every is None else Way(plan.exact(), NoGraphs()))
         self._way = usual
         self.objectives = ObjectiveState(model, plan, device, kept)
         self._mean = mean
@@ -506,15 +490,6 @@ def _parameter_streams(plan: Plan, blocks: Iterable[str], device: torch.device) 
     if device.type != "cuda" or not plan.parameters_beside:
         return {}
     return {block: CudaParameterStream(device) for block in blocks}
-
-
-def _leaf_needs_gradient(plan: Plan, tower: TowerPlan) -> bool:
-    """Whether a loss that may train the tables reaches this tower."""
-    losses = plan.losses_reaching(tower.name)
-    allowed = plan.embedding_gradient
-    return (allowed in {"main", "both"} and OVER_ARCH in losses) or (
-        allowed in {"local", "both"} and bool(losses - {OVER_ARCH})
-    )
 
 
 def _nothing(state: StepState, op: Op) -> None:

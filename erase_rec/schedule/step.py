@@ -13,9 +13,10 @@ from erase_rec.finite import FiniteGuard, all_finite
 from erase_rec.matmul_share import matmul_share
 from erase_rec.protocols import ProgressiveMetrics
 from erase_rec.schedule.gradients import GradientProgram
+from erase_rec.schedule.held_batch import aligned
 from erase_rec.schedule.plan import MAIN_LOSS
 from erase_rec.schedule.program import Op
-from erase_rec.schedule.step_graphs import StepGraphs, aligned, launched
+from erase_rec.schedule.step_graphs import StepGraphs, launched
 from erase_rec.schedule.step_state import StepState
 
 DENSE_BLOCK = "dense"

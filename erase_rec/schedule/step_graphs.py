@@ -5,9 +5,9 @@ optimizers and the sums of the metrics are captured once and replayed with one l
 the tables' update after are launched operation by operation, as where ranks tell each other through their hosts what
 they exchange; everything between is replayed (:class:`erase_rec.schedule.program.Parts`).
 
-What a replay reads has a fixed address: a batch, and with ``dense`` what its lookup gave, is copied into
-:class:`HeldBatch`; learning rates and step counts are numbers on the device. Host numbers that a capture freezes
-(those of a table optimizer that has them) are compared before each replay.
+What a replay reads has a fixed address: a batch, and with ``dense`` what its lookup gave, is copied
+(:mod:`erase_rec.schedule.held_batch`); learning rates and step counts are numbers on the device. Host numbers that a
+capture freezes (those of a table optimizer that has them) are compared before each replay.
 
 There are two held batches, each with captures of its own, used in turn. So the copy of a batch runs beside the step
 before it, once the batch has arrived and the step before that one, the last to read the same held batch, is done.
@@ -21,17 +21,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from erase_rec.batch import Batch, SparseBatch, StepOutput
+from erase_rec.batch import Batch, StepOutput
 from erase_rec.distributed.collective_log import Collective, CollectiveLog
 from erase_rec.errors import UserError
 from erase_rec.protocols import Embeddings
+from erase_rec.schedule.held_batch import HeldBatch
 from erase_rec.schedule.measured_streams import MeasuredStreams, Measurement
 from erase_rec.schedule.replays import Replays
 from erase_rec.schedule.step_state import StepState
@@ -39,8 +39,6 @@ from erase_rec.schedule.step_state import StepState
 WARM_UP_STEPS = 3
 """Steps of one number of rows, and as many that cut nothing, before they are captured: kernels are compiled (whole
 blocks under ``model.compile``, which copies what no capture may) and libraries set themselves up."""
-DENSE_ALIGNMENT = 8
-"""Dense columns come with zero columns up to a multiple of it, which towers would have to add by themselves."""
 SPARE_IDS = 1.25
 """Room for ids in a batch of bags, relative to the most that a batch has had."""
 
@@ -84,73 +82,6 @@ def launched(parts: StepParts, batch: Batch, measure: bool, exact: bool) -> Step
     output = parts.launch_captured(state)
     parts.launch_after(state)
     return output
-
-
-def aligned(batch: Batch) -> Batch:
-    """``batch`` with as many dense columns as a capture of it has: what was compiled for one step fits the other."""
-    missing = -batch.dense.shape[1] % DENSE_ALIGNMENT
-    return replace(batch, dense=pad(batch.dense, (0, missing)), arrived=None) if missing else batch
-
-
-class HeldBatch:
-    """A batch at fixed addresses, or all but its ids and in their place what their lookup gave.
-
-    Bags have room for more ids than they hold: what lies past the last bag changes nothing, as
-    :class:`erase_rec.batch.SparseBatch` says.
-
-    Attributes:
-        batch: what a capture reads; without ids where ``pooled`` is there.
-        pooled: [B, E], what a capture reads; None: it looks the ids up.
-    """
-
-    def __init__(self, like: Batch, room: int, pooled: Tensor | None) -> None:
-        """Buffers for batches with as many rows as ``like``, and for ``room`` ids, or for lookups like ``pooled``."""
-        rows, self._columns = like.dense.shape
-        self.pooled = None if pooled is None else torch.empty_like(pooled, requires_grad=False)
-        self.batch = Batch(
-            like.dense.new_zeros(rows, self._columns + -self._columns % DENSE_ALIGNMENT),
-            _room_for(like.sparse, room) if pooled is None else _no_ids(like.sparse),
-            torch.empty_like(like.label),
-            like.row_ids,
-        )
-
-    def takes(self, batch: Batch) -> bool:
-        """Whether ``batch``, with as many rows, fits."""
-        held, sparse = self.batch.sparse, batch.sparse
-        if self.pooled is not None:
-            return True
-        if sparse.values.numel() > held.values.numel() or (sparse.weights is None) != (held.weights is None):
-            return False
-        return sparse.single_valued or not held.single_valued
-
-    def fill(self, batch: Batch) -> None:
-        """Copies ``batch``, on the current stream."""
-        held, sparse = self.batch, batch.sparse
-        held.dense[:, : self._columns].copy_(batch.dense)
-        held.label.copy_(batch.label)
-        if self.pooled is not None:
-            return
-        held.sparse.values[: sparse.values.numel()].copy_(sparse.values)
-        if not held.sparse.single_valued:
-            held.sparse.lengths.copy_(sparse.lengths)
-        if held.sparse.weights is not None and sparse.weights is not None:
-            held.sparse.weights[: sparse.weights.numel()].copy_(sparse.weights)
-
-    def take(self, pooled: Tensor) -> None:
-        """Copies what a lookup gave, on the current stream."""
-        assert self.pooled is not None
-        self.pooled.copy_(pooled.detach())
-
-
-def _room_for(like: SparseBatch, room: int) -> SparseBatch:
-    """Bags as many as those of ``like``, with room for ids."""
-    weights = None if like.weights is None else like.weights.new_zeros(room)
-    lengths = like.lengths.clone()
-    return replace(like, values=like.values.new_zeros(room), lengths=lengths, weights=weights, counts=None)
-
-
-def _no_ids(like: SparseBatch) -> SparseBatch:
-    return replace(like, values=like.values.new_empty(0), lengths=like.lengths.new_empty(0), weights=None)
 
 
 @dataclass(frozen=True)

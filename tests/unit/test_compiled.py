@@ -14,9 +14,10 @@ from erase_rec.compiled import compiled_forwards
 from erase_rec.dense_optimizer import DenseOptimizer
 from erase_rec.finite import FiniteGuard
 from erase_rec.schedule.gradients import GradientProgram
+from erase_rec.schedule.held_batch import HeldBatch
 from erase_rec.schedule.plan import OVER_ARCH, Plan
 from erase_rec.schedule.step import ScheduledStep
-from erase_rec.schedule.step_graphs import HeldBatch, Launch
+from erase_rec.schedule.step_graphs import StepParts, launched
 from erase_rec.schedule.streams import NullStreams
 from models.ctr_model import build_local_losses
 
@@ -71,11 +72,11 @@ def test_full_batches_are_compiled_from_the_second_on_and_others_run_plainly(
 class LaunchedTwice:
     """In the place of graphs: a step in its warm-up, then as a capture sees it."""
 
-    def run(self, batch: Batch, measure: bool, exact: bool, launch: Launch) -> tuple[StepOutput, None]:
-        held = HeldBatch(batch, batch.sparse.values.numel())
+    def run(self, batch: Batch, measure: bool, exact: bool, parts: StepParts) -> tuple[StepOutput, None]:
+        held = HeldBatch(batch, batch.sparse.values.numel(), None)
         held.fill(batch)
-        launch(batch, measure, exact, None)
-        return launch(held.batch, measure, exact, None), None
+        launched(parts, batch, measure, exact)
+        return launched(parts, held.batch, measure, exact), None
 
     def keep_until(self, read: Any) -> None:
         pass
