@@ -26,9 +26,12 @@ from erase_rec.sweep.file import read_sweep
 from erase_rec.sweep.points import expand_arms
 
 ROOT = Path(__file__).resolve().parents[1]
-SETS = ("movielens", "frappe", "adult", "sparrow", "kuaishou", "criteo")
+REAL = ("movielens", "frappe", "adult", "sparrow", "kuaishou", "criteo")
 """The longest first."""
-OF_THE_SEARCH = ("train.epochs=", "train.early_stopping", "train.eval_every_steps=")
+SYNTHETIC = ("synthetic_2m", "synthetic_20m")
+"""Logs of a made-up teacher, for a GPU: one epoch each, with rates that were chosen on another teacher's log."""
+SETS = (*REAL, *SYNTHETIC)
+OF_THE_SEARCH = ("data.", "train.epochs=", "train.early_stopping", "train.eval_every_steps=")
 """Overrides that the runs on the test rows do not take over."""
 
 
@@ -40,20 +43,25 @@ class Chosen:
         arm: its name.
         variant: the point of the grid.
         ne: the best validation NE.
-        step: after which step it was there.
+        step: after which step it was there; None: it is trained for an epoch whatever was best.
         overrides: that the set's configuration is changed by.
     """
 
     arm: str
     variant: str
     ne: float
-    step: int
+    step: int | None
     overrides: tuple[str, ...]
 
     @property
     def settings(self) -> str:
         """What was chosen, in a line: runs of another choice are other runs."""
-        return f"{self.variant} train.steps={self.step}"
+        return self.variant if self.step is None else f"{self.variant} train.steps={self.step}"
+
+
+def searched(name: str) -> str:
+    """The sweep in which a set's settings are looked for."""
+    return "synthetic" if name in SYNTHETIC else name
 
 
 def search_jobs(name: str) -> list[Job]:
@@ -68,12 +76,13 @@ def search_jobs(name: str) -> list[Job]:
     return sorted(jobs, key=lambda job: order.index(job.variant))
 
 
-def choose(results: Sequence[Result]) -> list[Chosen]:
-    """The best point of each arm, of those that every arm has; of equal ones the first.
+def choose(results: Sequence[Result], name: str) -> list[Chosen]:
+    """The best point of each arm for a set, of those that every arm has; of equal ones the first.
 
     Raises:
         SystemExit: there is none.
     """
+    results = [result for result in results if result.job.group == searched(name)]
     arms = list(dict.fromkeys(result.job.arm for result in results))
     variants = {arm: {each.job.variant for each in results if each.job.arm == arm} for arm in arms}
     shared = set.intersection(*variants.values()) if arms else set()
@@ -84,14 +93,16 @@ def choose(results: Sequence[Result]) -> list[Chosen]:
         job, (ne, step) = result.job, result.best()
         if job.variant in shared and (job.arm not in best or ne < best[job.arm].ne):
             kept = tuple(text for text in job.overrides if not text.startswith(OF_THE_SEARCH))
-            best[job.arm] = Chosen(job.arm, job.variant, ne, step, kept)
+            best[job.arm] = Chosen(job.arm, job.variant, ne, None if name in SYNTHETIC else step, kept)
     return list(best.values())
 
 
 def final_jobs(name: str, chosen: Sequence[Chosen], seeds: int, folder: Path) -> list[Job]:
     """Each arm anew, as long as it was best, all arms of a seed in a row."""
-    changed = (f"data.eval=datasets/objectives/{name}/test.parquet", "train.early_stopping=null")
-    config = str(ROOT / f"configs/objectives/{name}.yaml")
+    of_set: tuple[str, ...] = ()
+    if name in REAL:
+        of_set = (f"data.eval=datasets/objectives/{name}/test.parquet", "train.early_stopping=null")
+    config = str(ROOT / f"configs/{'objectives' if name in REAL else 'protocols'}/{name}.yaml")
     return [
         Job(
             name,
@@ -99,12 +110,17 @@ def final_jobs(name: str, chosen: Sequence[Chosen], seeds: int, folder: Path) ->
             each.settings,
             seed,
             config,
-            (*each.overrides, *changed, f"train.steps={each.step}", f"train.eval_every_steps={each.step}"),
+            (*each.overrides, *of_set, *steps(each)),
             str((folder / "scores" / name / f"{each.arm}-{seed}.npy").resolve()),
         )
         for seed in range(1, seeds + 1)
         for each in chosen
     ]
+
+
+def steps(chosen: Chosen) -> tuple[str, ...]:
+    """Overrides for as many steps as were best."""
+    return () if chosen.step is None else (f"train.steps={chosen.step}", f"train.eval_every_steps={chosen.step}")
 
 
 def spread(jobs: Mapping[str, Sequence[Job]]) -> list[Job]:
@@ -118,7 +134,7 @@ def spread(jobs: Mapping[str, Sequence[Job]]) -> list[Job]:
 def search(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float) -> None:
     """Trains on the training rows and keeps NE on the validation rows."""
     run_all(
-        spread({name: search_jobs(name) for name in sets}),
+        spread({name: search_jobs(name) for name in dict.fromkeys(map(searched, sets))}),
         folder / "search.jsonl",
         processes=processes,
         limit_s=limit_s,
@@ -128,10 +144,7 @@ def search(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float)
 def measure(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float, seeds: int) -> None:
     """Trains the best of each arm and keeps logits of the test rows."""
     found = read_results(folder / "search.jsonl")
-    jobs = {}
-    for name in sets:
-        chosen = choose([result for result in found if result.job.group == name])
-        jobs[name] = final_jobs(name, chosen, seeds, folder)
+    jobs = {name: final_jobs(name, choose(found, name), seeds, folder) for name in sets}
     run_all(spread(jobs), folder / "test.jsonl", processes=processes, limit_s=limit_s)
 
 
@@ -146,7 +159,7 @@ def main() -> None:
     """Runs a stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=("search", "test", "report"))
-    parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; none: all")
+    parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; none: the real ones")
     parser.add_argument("--runs", type=Path, default=Path("runs/objectives"), help="where runs are kept")
     parser.add_argument("--seeds", type=int, default=5, help="test: 2 or more, one seed has no interval")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
@@ -157,7 +170,7 @@ def main() -> None:
         parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")
     if arguments.seeds < 2:
         parser.error("--seeds: an interval needs 2 or more")
-    sets = [name for name in SETS if name in arguments.sets or not arguments.sets]
+    sets = [name for name in SETS if name in (arguments.sets or REAL)]
     limits = {"processes": arguments.jobs, "limit_s": arguments.limit_s}
     if arguments.stage == "search":
         search(sets, arguments.runs, **limits)
@@ -168,8 +181,8 @@ def main() -> None:
 
         found = read_results(arguments.runs / "search.jsonl")
         tested = [moved(result, arguments.runs) for result in read_results(arguments.runs / "test.jsonl")]
-        searched = [name for name in sets if any(each.job.group == name for each in found)]
-        chosen = {name: choose([each for each in found if each.job.group == name]) for name in searched}
+        there = {each.job.group for each in found}
+        chosen = {name: choose(found, name) for name in sets if searched(name) in there}
         write_report(chosen, tested, arguments.out)
 
 

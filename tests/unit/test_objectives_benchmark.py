@@ -75,7 +75,7 @@ def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(
         result(benchmarks, "joint", "two", (0.7, 0.66)),
         result(benchmarks, "joint", "three", (0.1,)),
     ]
-    chosen = objectives.choose(found)
+    chosen = objectives.choose(found, "frappe")
     assert [(each.arm, each.variant, each.ne, each.step) for each in chosen] == [
         ("exact", "two", 0.69, 120),
         ("joint", "one", 0.65, 40),
@@ -86,7 +86,23 @@ def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(
     assert not any("epochs" in text or "valid" in text for job in jobs for text in job.overrides)
     assert any("frappe/test.parquet" in text for text in jobs[0].overrides)
     with pytest.raises(SystemExit, match="no point that every arm has finished"):
-        objectives.choose([*found[-2:], result(benchmarks, "own", "one", (0.5,))])
+        objectives.choose([*found[-2:], result(benchmarks, "own", "one", (0.5,))], "frappe")
+
+
+def test_synthetic_logs_are_trained_on_for_an_epoch_with_what_another_log_chose(
+    benchmarks: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    objectives = benchmarks["objectives"]
+    jobs = objectives.search_jobs(objectives.searched("synthetic_20m"))
+    found = [benchmarks["objectives_runs"].Result(job, ((488, 0.8, 0.7),)) for job in jobs]
+    final = objectives.final_jobs("synthetic_20m", objectives.choose(found, "synthetic_20m"), 2, tmp_path)
+    assert {job.config.rpartition("/")[2] for job in final} == {"synthetic_20m.yaml"}
+    assert len({job.name for job in final}) == len(final) == 14
+    for job in final:
+        config = load_config(job.config, job.overrides, catalog=ContentCatalog()).config
+        assert (config.train.epochs, config.train.steps, config.schedule.cuda_graph) == (1, None, "step")
+        assert config.data.train == ("datasets/synthetic_20m/train-*.parquet",)
+        assert any(tower.detach for tower in config.towers) != job.arm.startswith("exact")
 
 
 def test_runs_are_kept_line_by_line_and_gone_on_with(benchmarks: dict[str, ModuleType], tmp_path: Path) -> None:

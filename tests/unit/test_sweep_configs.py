@@ -28,6 +28,7 @@ POINTS = {
     "objectives_kuaishou": 180,
     "objectives_movielens": 180,
     "objectives_sparrow": 180,
+    "objectives_synthetic": 21,
     "saturation": 81,
     "streams": 25,
     "table1": 65,
