@@ -22,7 +22,16 @@ POLL_S = 5e-5
 
 
 class NonFiniteLossError(UserError):
-    """A loss is nan or infinite. Names the step, the losses (a tower's or ``over_arch``) and rows of the batch."""
+    """A loss is nan or infinite. Names the step, the losses (a tower's or ``over_arch``) and rows of the batch.
+
+    Attributes:
+        step: the number of the step.
+    """
+
+    def __init__(self, step: int, problem: str) -> None:
+        """``problem`` goes on after the step's number."""
+        super().__init__(f"step {step}: {problem}")
+        self.step = step
 
 
 @dataclass
@@ -152,8 +161,9 @@ class FiniteGuard:
         places = self._locate(row_ids[:SHOWN_ROWS])
         more = f" and {len(row_ids) - len(places)} more" if len(row_ids) > len(places) else ""
         raise NonFiniteLossError(
-            f"step {step}: the loss of {', '.join(bad)} is nan or infinite on the rows {', '.join(places)}{more}; "
-            "lower optimizer.dense.lr or optimizer.sparse.lr, or set optimizer.dense.max_grad_norm"
+            step,
+            f"the loss of {', '.join(bad)} is nan or infinite on the rows {', '.join(places)}{more}; "
+            "lower optimizer.dense.lr or optimizer.sparse.lr, or set optimizer.dense.max_grad_norm",
         )
 
 

@@ -32,6 +32,7 @@ from erase_rec.distributed.collective_log import LogTail, first_difference, stan
 from erase_rec.distributed.stop import LINGER_S, StopAgreement
 from erase_rec.distributed.world import CollectiveError, World
 from erase_rec.errors import UserError
+from erase_rec.finite import NonFiniteLossError
 
 POLL_S = 0.1
 SPEAK_S = 5.0
@@ -53,16 +54,21 @@ class Failure:
     """What the board holds: which rank failed first, its message, and the exit code of all.
 
     ``waited``: it waited for other ranks, so that what each of them asked for last belongs to the message.
+    ``nan_step``: the step whose loss was not finite; a gradient that is nan makes the next loss of every rank nan, so
+    that the rank with the lowest is the cause.
     """
 
     rank: int
     message: str
     exit_code: int
     waited: bool = False
+    nan_step: int | None = None
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> Failure:
         """From what was raised; a user's mistake speaks for itself, anything else names its kind."""
+        if isinstance(error, NonFiniteLossError):
+            return cls(rank, str(error), 2, nan_step=error.step)
         if isinstance(error, UserError):
             return cls(rank, str(error), 2)
         if isinstance(error, KeyboardInterrupt):
@@ -129,6 +135,8 @@ class Board:
         """Whether no other rank was first."""
         posted = json.dumps(asdict(failure))
         try:
+            if failure.nan_step is not None:
+                self._store.set(f"{_FAILURE}/{failure.rank}", posted)
             first = bool(self._store.compare_set(_FAILURE, "", posted) == posted.encode())
         except dist.DistError:
             return True  # the store went down with the process that held it
@@ -205,6 +213,8 @@ class Board:
 
     def _say(self, failure: Failure) -> None:
         detail = "".join(f"; {sentence}" for sentence in self._logs(failure))
+        if failure.nan_step is not None:
+            failure = self._cause(failure.nan_step, failure)
         print(f"error: rank {failure.rank}: {failure.message}{detail}", file=sys.stderr, flush=True)
 
     def _logs(self, failure: Failure) -> list[str]:
@@ -217,6 +227,14 @@ class Board:
             return [] if found is None else [found]
         silent = {rank: self._tail(f"{_BEAT}/{rank}") for rank in keys if rank not in tails}
         return standing(tails, silent)
+
+    def _cause(self, step: int, failure: Failure) -> Failure:
+        """The failure of the rank whose loss was nan first, which may not have been first to see it."""
+        posted = (f"{_FAILURE}/{rank}" for rank in range(self._world.size))
+        for other in [Failure(**json.loads(self._store.get(key))) for key in posted if self._store.check([key])]:
+            if other.nan_step is not None and other.nan_step < step:
+                step, failure = other.nan_step, other
+        return failure
 
     def _tail(self, key: str) -> LogTail | None:
         return LogTail(**json.loads(self._store.get(key))) if self._store.check([key]) else None

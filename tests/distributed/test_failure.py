@@ -24,6 +24,7 @@ import os, signal, sys, threading, time
 import torch
 from erase_rec.distributed.launch import join_world
 from erase_rec.errors import UserError
+from erase_rec.finite import NonFiniteLossError
 
 def last_words():
     print("last words", flush=True)
@@ -35,6 +36,8 @@ with join_world(on_cuda=False, timeout_s=float(sys.argv[2]), grouped=False) as w
     case = sys.argv[1]
     if case == "raise" and world.rank == 1:
         raise ValueError("tower deep: planted")
+    if case == "nan" and world.rank != 1:  # both meet at the same time what rank 2 began
+        raise NonFiniteLossError(8 if world.rank == 0 else 7, "the loss of deep is nan")
     if case == "user" and world.rank == 2:
         raise UserError("step 7: the loss of deep is nan")
     if case == "first" and world.rank == 0:
@@ -202,6 +205,12 @@ def test_a_signal_is_heard_while_the_main_thread_is_blocked(tmp_path: Path, chec
         assert re.match(
             r"error: rank \d: terminated by SIGTERM; rank 1 is behind, the last .* is start at", ranks.errors()[0]
         )
+
+
+def test_the_rank_whose_loss_was_nan_first_is_named(tmp_path: Path, checkout: Path) -> None:
+    with Ranks(tmp_path, checkout, "nan", timeout_s=60) as ranks:
+        assert ranks.codes() == [2] * 3
+        assert ranks.errors() == ["error: rank 2: step 7: the loss of deep is nan"]
 
 
 def test_ranks_do_not_outlive_their_launcher(tmp_path: Path, checkout: Path) -> None:
