@@ -55,8 +55,10 @@ ROWS, EPOCHS, STEPS = 480, 2, 24
 EVAL_BATCHES = 6
 """Held-out batches of a rank in an evaluation."""
 EVALUATIONS = 4
-TIMEOUT_S = 12.0
-"""``distributed.timeout_s`` of every run."""
+TIMEOUT_S = 120.0
+"""``distributed.timeout_s`` of runs in which nobody has to wait for it ..."""
+SHORT_TIMEOUT_S = 12.0
+"""... and of those in which somebody has."""
 END_S = 60.0
 """Ranks that share a busy machine have ended so long after that."""
 PATIENCE_S = 240.0
@@ -80,7 +82,6 @@ SETTINGS = (
     "eval.local_batch_size=10",
     "data.workers=1",
     "distributed.check_every=5",
-    f"distributed.timeout_s={TIMEOUT_S}",
 )
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "whole tables": ("embedding={dim: 4, backend: torch}",),
@@ -144,6 +145,7 @@ class Suite:
         self.folder = folder
         self.outcomes: list[Outcome] = []
         self.whole_s: dict[str, float] = {}
+        self._timeout_s: dict[str, float] = {}
         self._whole: dict[str, dict[str, Any]] = {}
         options = ("--rows", str(ROWS), "--eval-rows", str(RANKS * 10 * EVAL_BATCHES), "--format", "csv", "--id-column")
         warm_process.run(folder, "-m", "erase_rec", "synth", *options, "--out", "rows")
@@ -171,7 +173,9 @@ class Suite:
         number = len(list(self.folder.glob(f"{name}.attempt-*")))
         output = self.folder / f"{name}.attempt-{number}"
         output.mkdir()
-        files = ("data.train=rows/train-00000.csv", "data.eval=rows/eval.csv", f"run.name={name}")
+        timeout_s = self._timeout_s.get(name, TIMEOUT_S)
+        files = ("data.train=rows/train-00000.csv", "data.eval=rows/eval.csv")
+        files += (f"run.name={name}", f"distributed.timeout_s={timeout_s}")
         overrides = dict(each.split("=", 1) for each in (*SETTINGS, *VARIANTS[variant], *files))
         program = [str(CHECKOUT / "benchmarks" / "faults_rank.py"), str(output / "record"), ID]
         arguments = [*program, "--config", "ctr_criteo.yaml", *(f"{key}={value}" for key, value in overrides.items())]
@@ -194,7 +198,7 @@ class Suite:
             if fault is not None and after_s is not None:
                 time.sleep(after_s)
                 ranks[fault.rank].send_signal(signal.SIGKILL)
-            ended_s = _await(ranks, fault, told=told, said=output / "stderr")
+            ended_s = _await(ranks, fault, timeout_s, told=told, said=output / "stderr")
             codes = [code for rank in ranks if (code := rank.poll()) is not None]
         assert len(codes) == RANKS
         said = "".join((output / each).read_text() for each in warm_process.OUTPUT)
@@ -235,6 +239,8 @@ class Suite:
     def strike(self, kind: str, variant: str, rng: random.Random, *, told: bool) -> Outcome:
         """Lets a fault of ``kind`` happen to a run, goes on, and audits."""
         whole, name = self.whole(variant), f"fault-{len(self.outcomes)}"
+        if KINDS[kind] in (asleep, input_ends):
+            self._timeout_s[name] = SHORT_TIMEOUT_S
         struck = KINDS[kind](self, name, variant, rng, told)
         where = asdict(struck.fault).items()
         found = Outcome(
@@ -258,7 +264,9 @@ class Suite:
         return found
 
 
-def _await(ranks: list[warm_process.Running], fault: Fault | None, *, told: bool, said: Path) -> float:
+def _await(
+    ranks: list[warm_process.Running], fault: Fault | None, timeout_s: float, *, told: bool, said: Path
+) -> float:
     """Waits until all have ended; seconds since the first did. A rank that was stopped is killed after the others."""
     give_up_s = time.monotonic() + PATIENCE_S
     first_s: float | None = None
@@ -270,7 +278,7 @@ def _await(ranks: list[warm_process.Running], fault: Fault | None, *, told: bool
             or (stopped is not None and said.exists() and "fault:" in said.read_text())
         ):
             first_s = now
-            give_up_s = now + TIMEOUT_S + END_S
+            give_up_s = now + timeout_s + END_S
         if told and any(rank.poll() not in (None, 0) for rank in ranks):
             for rank in ranks:
                 if rank.poll() is None:

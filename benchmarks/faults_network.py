@@ -38,7 +38,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from faults import CHECKOUT, END_S, ID, SETTINGS, STEPS, TIMEOUT_S, VARIANTS, Suite, audit, differences
+from faults import CHECKOUT, END_S, ID, SETTINGS, STEPS, VARIANTS, Suite, audit, differences
 
 from erase_rec import environment
 from erase_rec.cli.main import run
@@ -49,6 +49,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 DEVICE = "link0"
 PORT = 29500
 PATIENCE_S = 400.0
+TIMEOUT_S = 12.0
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
@@ -166,7 +167,8 @@ class Pair:
         self.number = len(list(folder.glob(f"{name}.attempt-*")))
         self.output = folder / f"{name}.attempt-{self.number}"
         self.output.mkdir()
-        files = ("data.train=rows/train-00000.csv", "data.eval=rows/eval.csv", f"run.name={name}")
+        files = ("data.train=rows/train-00000.csv", "data.eval=rows/eval.csv")
+        files += (f"run.name={name}", f"distributed.timeout_s={TIMEOUT_S}")
         overrides = dict(each.split("=", 1) for each in (*SETTINGS, *VARIANTS["whole tables"], *files))
         program = [str(CHECKOUT / "benchmarks" / "faults_rank.py"), str(self.output / "record"), ID]
         self._sides = []

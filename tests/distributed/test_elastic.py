@@ -39,7 +39,7 @@ FAST = (
 @contextmanager
 def torchrun(folder: Path, *options: str, fault: dict[str, Any] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A launcher of the fault suite's run ``r``; its processes are killed at the end."""
-    files = ("data.train=rows/train-00000.csv", "data.eval=rows/eval.csv", "run.name=r")
+    files = ("data.train=rows/train-00000.csv", "data.eval=rows/eval.csv", "run.name=r", "distributed.timeout_s=120")
     settings = (*faults.SETTINGS, *faults.VARIANTS[VARIANT], *files)
     program = str(faults.CHECKOUT / "benchmarks" / "faults_rank.py")
     command = [sys.executable, "-m", "torch.distributed.run", *options, program, "record", faults.ID]
@@ -71,9 +71,20 @@ def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
-def wait_for_step(folder: Path, step: int) -> None:
+def wait_for_port(port: int) -> None:
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    pytest.fail("nobody listens")
+
+
+def wait_for_step(folder: Path, step: int, *launchers: subprocess.Popen[str]) -> None:
     log, limit = folder / "runs" / "r" / "metrics.jsonl", time.monotonic() + 240
     while not (log.exists() and f'"step": {step},' in log.read_text()):
+        assert all(launcher.poll() is None for launcher in launchers), launchers[0].communicate()[0]
         assert time.monotonic() < limit
         time.sleep(0.05)
 
@@ -102,12 +113,9 @@ def test_a_run_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
         *("--rdzv-conf", "last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=3"),
     )
     with torchrun(tmp_path, *options) as stays:
-        limit = time.monotonic() + 120
-        while socket.socket().connect_ex(("127.0.0.1", port)):  # the one that stays holds the meeting place
-            assert time.monotonic() < limit
-            time.sleep(0.05)
+        wait_for_port(port)  # the one that stays holds the meeting place
         with torchrun(tmp_path, *options) as lost:
-            wait_for_step(tmp_path, 10)
+            wait_for_step(tmp_path, 10, stays, lost)
             for each in tree(lost):
                 each.send_signal(signal.SIGKILL)
             said, _ = stays.communicate(timeout=400)
