@@ -61,6 +61,10 @@ class Peer:
         self._batch_size, self._rows_between = fields.batch_size, fields.batch_size * fields.eval_every_steps
         self._order = np.random.default_rng(setting.seed)
 
+    def rows(self, part: Part) -> Part:
+        """What :meth:`train` takes."""
+        return part
+
     def train(self, part: Part, epochs: int = 1, watch: Watch | None = None) -> None:
         """Trains on ``part``; judged now and then by ``watch``, for which ``fit`` is called on some rows at a time."""
         for _ in range(epochs if watch is not None else 1):

@@ -12,12 +12,14 @@ at an NE of 2 on Criteo's rows and stays there).
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 
 import absent  # noqa: F401 (stands in for what FuxiCTR imports)
 import numpy as np
 import torch
 from fuxictr.features import FeatureMap
+from fuxictr.pytorch.dataloaders.npz_dataloader import NpzDataLoader
 from fuxictr.pytorch.layers import (
     CrossNetV2,
     FactorizationMachine,
@@ -34,6 +36,7 @@ from torch import Tensor, nn
 
 HIDDEN = [128, 64]
 LABEL = "label"
+OWN_LOADER = ", its own loader"
 PREDICTED_ROWS = 8192
 NUMBER_STD = 0.01
 """Of the weights that make a number's vector: FuxiCTR resets them to Xavier's 0.34, thousands of times a category's."""
@@ -158,7 +161,7 @@ class DLRM(Model):
         vectors = self.embedding({name: X[name] for name in X if name not in self.fields.dense})
         if self.bottom is None:
             return self.probability(self.top(self.interaction(vectors)))
-        dense = self.bottom(torch.stack([X[name] for name in self.fields.dense], dim=1))
+        dense = self.bottom(torch.stack([X[name].float() for name in self.fields.dense], dim=1))
         pairs = self.interaction(torch.cat([vectors, dense.unsqueeze(1)], dim=1))
         return self.probability(self.top(torch.cat([pairs, dense], dim=1)))
 
@@ -262,12 +265,22 @@ class Peer:
     """A model with its trainer."""
 
     def __init__(self, name: str, fields: Fields, setting: Setting) -> None:
-        """Builds ``name`` of :data:`MODELS`."""
+        """Builds ``name`` of :data:`MODELS`; with :data:`OWN_LOADER` after it, it is fed by FuxiCTR's loader."""
         seed_everything(setting.seed)
-        self.model, self._fields = MODELS[name](fields, setting), fields
+        self._fields, self._own_loader = fields, name.endswith(OWN_LOADER)
+        self.model = MODELS[name.removesuffix(OWN_LOADER)](fields, setting)
 
-    def train(self, part: Part, epochs: int = 1, watch: Watch | None = None) -> None:
-        """Trains on ``part``; judged now and then by ``watch``."""
+    def rows(self, part: Part) -> Rows | NpzDataLoader:
+        """What :meth:`train` takes."""
+        if not self._own_loader:
+            return Rows(part, self._fields, self._fields.batch_size, shuffle=True)
+        columns = dict(zip(self._fields.dense, part.dense.T, strict=True))
+        columns |= dict(zip(self._fields.tables, part.ids.T, strict=True))
+        with tempfile.TemporaryDirectory() as folder:
+            np.savez(f"{folder}/rows.npz", **columns, **part.bags, **{LABEL: part.label})
+            return NpzDataLoader(self.model.map, f"{folder}/rows.npz", self._fields.batch_size, shuffle=True)
+
+    def train(self, rows: Rows | NpzDataLoader, epochs: int = 1, watch: Watch | None = None) -> None:
+        """Trains on ``rows``; judged now and then by ``watch``."""
         self.model.watch = watch
-        rows = Rows(part, self._fields, self._fields.batch_size, shuffle=True)
         self.model.fit(rows, epochs=epochs, validation_data=())

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OWN = ("dlrm.yaml", "dcn.yaml")
 PEERS = {
-    "fuxictr": ("DLRM", "DCNv2", "DeepFM"),
+    "fuxictr": ("DLRM", "DLRM, its own loader", "DCNv2"),
     "deepctr": ("DeepFM", "DCNMix"),
     "torchrec": ("DLRM", "DLRM_DCN"),
 }

@@ -120,9 +120,13 @@ class Peer:
         dense = [p for key, p in self.model.named_parameters() if "embedding_bags" not in key]
         self._optimizer = torch.optim.Adam(dense, lr=setting.dense_lr)
 
-    def train(self, part: Part, epochs: int = 1, watch: Watch | None = None) -> None:
-        """Trains on ``part``; judged now and then by ``watch``."""
-        rows, steps = Rows(part, self._batch_size, shuffle=True), 0
+    def rows(self, part: Part) -> Rows:
+        """What :meth:`train` takes."""
+        return Rows(part, self._batch_size, shuffle=True)
+
+    def train(self, rows: Rows, epochs: int = 1, watch: Watch | None = None) -> None:
+        """Trains on ``rows``; judged now and then by ``watch``."""
+        steps = 0
         for _ in range(epochs):
             for batch in rows.batches(self._keys):
                 self._step(batch)

@@ -90,6 +90,18 @@ def test_dot_interaction(rows: tuple[Tensor, Tensor], with_dense: bool) -> None:
     check(tower, (dense, emb), expected)
 
 
+def test_gradient_of_dot_products_is_that_of_autograd() -> None:
+    tower = DotInteractionTower(DotInteractionTower.Config(hidden=(5,), out_dim=3), 0, [4] * 6).double()
+    emb = torch.randn(7, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    first, again = emb.clone().requires_grad_(), emb.clone().requires_grad_()
+    tower(torch.empty(7, 0, dtype=torch.float64), first).square().sum().backward()
+    fields = again.view(7, 6, 4)
+    dots = torch.einsum("bid,bjd->bij", fields, fields)[:, *torch.tril_indices(6, 6, -1)]
+    zeros = dots.new_zeros(7, tower.zero_columns)
+    tower.top(torch.cat((dots, zeros), dim=1)).square().sum().backward()
+    torch.testing.assert_close(first.grad, again.grad, rtol=1e-12, atol=1e-12)  # rounding of sums in another order
+
+
 @pytest.mark.parametrize("rank", [None, 2])
 def test_dcn_v2(rows: tuple[Tensor, Tensor], rank: int | None) -> None:
     config = DCNv2Tower.Config(num_layers=3, rank=rank, out_dim=3)
