@@ -10,6 +10,8 @@ other part. ``several_gpus.json`` is written after each part, ``several_gpus.md`
 - ``kill``, ``stop``: the last rank is killed or stopped; how long the others live on, and whom they name.
 - ``speed xN``: ``erase-rec bench`` on N ranks with the arms of configs/bench/arms_several_gpus.yaml.
 - ``scaling``: from the speeds of 1, 2, 4 ... N ranks.
+- ``expected``: ``--again FILE`` measures nothing, and adds to earlier results what ``erase-rec plan`` expects of the
+  same steps; on any machine, so that it costs no time on the GPUs.
 
 The first two kinds need no quiet device and run side by side.
 """
@@ -34,7 +36,11 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from erase_rec.api.assembly import ContentCatalog
+from erase_rec.capacity.cluster import Cluster
 from erase_rec.cli.main import run
+from erase_rec.cli.plan_workshop import plan_capacity
+from erase_rec.config.load import load_config
 from erase_rec.errors import UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -49,6 +55,7 @@ TIMEOUT_S = 20.0
 REFERENCE = "exact_streams_graph"
 """The strongest exact rival."""
 SCALED_ARMS = (REFERENCE, "early_graph_joint")
+WORKLOAD = "bench/several_gpus.yaml"
 RACE_CHECK = {"NCCL_LAUNCH_RACE_FATAL": "1", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
 """NCCL from 2.26 on ends a program whose threads race to launch on one device, where it keeps their order at all."""
 
@@ -226,7 +233,7 @@ def speed(plan: Plan, ranks: int, folder: Path) -> Part:
     arms, out = plan.arms if ranks == plan.ranks else plan.scaled, folder / f"x{ranks}.json"
     command = torchrun(
         ranks,
-        *("-m", "erase_rec", "bench", "--config", "bench/several_gpus.yaml"),
+        *("-m", "erase_rec", "bench", "--config", WORKLOAD),
         *("--arms-file", str(CHECKOUT / "configs" / "bench" / "arms_several_gpus.yaml"), "--arms", ",".join(arms)),
         *("--batch", ",".join(map(str, plan.batches)), *plan.turns, "--out", str(out)),
         *(*plan.overrides, *plan.speed_overrides),
@@ -264,14 +271,34 @@ def scaling(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return found
 
 
+def expected(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Steps of the scaled arms as ``erase-rec plan`` expects them, beside the measured ones; in milliseconds."""
+    found = []
+    for row in (row for part in parts for row in part.found.get("rows", [])):
+        if row["arm"] not in SCALED_ARMS or row["repeats"] is not None or row["step_ms_p50"] is None:
+            continue
+        overrides = [*row["overrides"], f"train.local_batch_size={row['batch']}"]
+        config = load_config(WORKLOAD, overrides, catalog=ContentCatalog()).config
+        time = plan_capacity(config, Cluster(row["ranks"]), reserve_gib=0, rows_per_day=None).time
+        found.append(
+            {key: row[key] for key in ("arm", "ranks", "batch")}
+            | {"measured_ms": row["step_ms_p50"], "expected_ms": time.step_ms, "nothing_hidden_ms": time.longest_ms}
+            | {"measured_exposed_ms": row["exposed_ms"], "expected_exposed_ms": time.step_ms - time.compute_ms}
+        )
+    return found
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the results; made where it is not there.")],
     gpus: Annotated[int, typer.Option(min=2, help="Ranks, one a GPU.")] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Three minutes on two GPUs.")] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Try the program on CPU ranks, with tiny sizes.")] = False,
     only: Annotated[str, typer.Option(help="Comma-separated parts: check, fail, speed.")] = "check,fail,speed",
+    again: Annotated[Path | None, typer.Option(help="Results in JSON: say of their steps what plan expects.")] = None,
 ) -> None:
     """Measure on several GPUs of one machine."""
+    if again is not None:
+        return _compare(again, out)
     wanted = only.split(",")
     if unknown := sorted(set(wanted) - {"check", "fail", "speed"}):
         raise UserError(f"--only: expected some of check, fail, speed; found {', '.join(unknown)}")
@@ -334,6 +361,17 @@ def _lives(pid: int) -> bool:
         return False
 
 
+def _compare(again: Path, out: Path) -> None:
+    """Adds what is expected to the results of a file, and writes both into ``out``."""
+    record = json.loads(again.read_text(encoding="utf-8"))
+    record["expected"] = expected([Part(**part) for part in record["parts"]])
+    text = "\n".join(_expected_table(record["expected"]))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "several_gpus.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (out / "expected.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
 def _write(out: Path, plan: Plan, parts: Sequence[Part]) -> None:
     record = {"plan": asdict(plan), "parts": [asdict(part) for part in parts], "scaling": scaling(parts)}
     (out / "several_gpus.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -368,6 +406,21 @@ def _check_table(part: Part) -> Iterator[str]:
         distance = "" if way["error"] is None else f"{way['error']:.1e}"
         problem = (way["problem"] or "").strip().splitlines()[-1:]
         yield f"| {way['way']} | {distance} | {way['collectives']} | {way['seconds']:.1f} | {' '.join(problem)} |"
+
+
+def _expected_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if rows:
+        yield "\nWhat `erase-rec plan` expects of the same steps, in milliseconds:\n"
+        yield "| arm | ranks | rows a rank | step | expected | | if nothing is hidden | exposed | expected |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        off = 100 * (row["expected_ms"] / row["measured_ms"] - 1)
+        shown = (row[key] for key in ("measured_ms", "expected_ms"))
+        bare = (row[key] for key in ("nothing_hidden_ms", "measured_exposed_ms", "expected_exposed_ms"))
+        yield (
+            f"| {row['arm']} | {row['ranks']} | {row['batch']} | {' | '.join(map(_shown, shown))} | {off:+.0f} % "
+            f"| {' | '.join(map(_shown, bare))} |"
+        )
 
 
 SPEED_COLUMNS = {

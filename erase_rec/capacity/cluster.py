@@ -18,9 +18,11 @@ of the nodes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+GPUS_OF_A_NODE = 8
+"""Where nothing else is said."""
 Kind = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce"]
 
 
@@ -60,6 +62,12 @@ class Cluster:
     def local_ranks(self) -> int:
         """GPUs of a node."""
         return self.ranks // self.nodes
+
+    def grown_to(self, ranks: int) -> Cluster:
+        """One of at least so many ranks: more GPUs on one node while it has room, or whole nodes."""
+        size = max(self.local_ranks, GPUS_OF_A_NODE)
+        nodes = math.ceil(ranks / size)
+        return replace(self, ranks=ranks if nodes == 1 else nodes * size, nodes=nodes)
 
     def passed_on(self, kind: Kind, given_bytes: float) -> float:
         """Bytes that a rank which gives ``given_bytes`` sends to others."""

@@ -68,6 +68,11 @@ class CapacityPlan:
         """Hours that a day's rows take; None: not said how many there are."""
         return None if self.rows_per_day is None else self.rows_per_day / self.rows_per_s / 3600
 
+    @property
+    def too_slow(self) -> bool:
+        """A day's rows take more than a day."""
+        return self.hours_a_day is not None and self.hours_a_day > 24
+
     def problem(self) -> str | None:
         """Which limit does not hold, and by how much; None: all do."""
         fullest, limit = self.fullest, self.cluster.hbm_gib
@@ -82,8 +87,7 @@ class CapacityPlan:
                 f"host memory: a node needs {self.host_gib:,.1f} GiB for tables of {self.cluster.host_gib:,.1f}, "
                 f"{self.host_gib - self.cluster.host_gib:,.1f} GiB too much"
             )
-        if self.hours_a_day is not None and self.hours_a_day > 24:
-            assert self.rows_per_day is not None
+        if self.too_slow and self.rows_per_day is not None:
             wanted = self.rows_per_day / DAY_S
             return (
                 f"speed: {self.rows_per_s:,.0f} rows/s are expected and {wanted:,.0f} come, "
@@ -135,6 +139,7 @@ class CapacityPlan:
             "step": {
                 "rows": self.model.rows * self.cluster.ranks,
                 "ms": time.step_ms,
+                "ms_if_nothing_is_hidden": time.longest_ms,
                 "terms_ms": time.terms(),
                 "flops_ms": time.flops_ms,
                 "bytes_ms": time.bytes_ms,
@@ -177,12 +182,11 @@ def state_factor(model: ModelDemand) -> float:
 
 
 def ranks_that_hold(model: ModelDemand, cluster: Cluster, reserve_gib: float) -> int | None:
-    """The fewest ranks, in whole nodes, whose memory would hold spread tables; None: however many, one has no room."""
+    """The fewest ranks whose memory would hold spread tables; None: however many there are, one has no room."""
     room = room_for_tables(model, cluster, reserve_gib) * (1 - PLANNER_KEEPS)
     if room <= 0:
         return None
-    local = cluster.local_ranks
-    return math.ceil(weights_bytes(model) / room / local) * local
+    return math.ceil(weights_bytes(model) / room)
 
 
 def weights_bytes(model: ModelDemand) -> int:

@@ -35,7 +35,8 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
     if time.reduction_ms:
         yield (
             f"reductions of dense gradients take {time.reduction_ms:.3f} ms, "
-            f"of which {time.hidden_ms:.3f} ms run beside compute"
+            f"of which {time.hidden_ms:.3f} ms run beside compute; were none hidden, a step would take "
+            f"{time.longest_ms:.3f} ms"
         )
     yield f"first limit: {plan.first_limit()}"
     if not plan.model.captured:

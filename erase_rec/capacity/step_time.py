@@ -91,6 +91,11 @@ class StepTime:
         return self.exchange_ms + self.compute_ms + self.exposed_ms + self.gradient_ms
 
     @property
+    def longest_ms(self) -> float:
+        """The step, were no reduction hidden."""
+        return self.step_ms + self.hidden_ms
+
+    @property
     def hidden_ms(self) -> float:
         """Reductions that run beside compute."""
         return self.reduction_ms - self.exposed_ms

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from erase_rec.capacity.cluster import Cluster
+from erase_rec.capacity.cluster import GPUS_OF_A_NODE, Cluster
 from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # loaded after the command line was checked
     from erase_rec.capacity.plan import CapacityPlan
-
-GPUS_OF_A_NODE = 8
 
 
 def command(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -45,24 +46,39 @@ MOST_TRIES = 4
 MOST_RANKS = 4096
 
 
-def plan_capacity(config: Config, cluster: Cluster, *, reserve_gib: float, rows_per_day: int | None) -> CapacityPlan:
-    """What ``config`` takes on ``cluster``. Builds the dense part on the CPU, and no table.
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
 
-    Args:
+    Attributes:
         config: checked; the device is a GPU whatever it says.
+        tables: one a sparse feature.
+        demand: of the model, whose tables lie nowhere yet.
         cluster: the machines.
         reserve_gib: of each GPU, for what is not counted.
         rows_per_day: that have to be trained on; None: not said.
+    """
+
+    config: Config
+    tables: Sequence[Table]
+    demand: ModelDemand
+    cluster: Cluster
+    reserve_gib: float
+    rows_per_day: int | None
+
+
+def plan_capacity(config: Config, cluster: Cluster, *, reserve_gib: float, rows_per_day: int | None) -> CapacityPlan:
+    """What ``config`` takes on ``cluster``, see :class:`Question`. Builds the dense part on the CPU, and no table.
 
     Raises:
         UserError: a limit does not hold; says which, by how much, and what would be enough.
     """
     tables = tables_of(config, table_rows(config))
-    demand = dense_demand(config, tables, cluster)
-    found, problem = _placed(config, tables, demand, cluster, reserve_gib, rows_per_day)
+    asked = Question(config, tables, dense_demand(config, tables, cluster), cluster, reserve_gib, rows_per_day)
+    found, problem = _placed(asked)
     if found is not None and problem is None:
         return found
-    raise UserError(f"plan: {problem}; {_way_out(config, tables, demand, cluster, reserve_gib, rows_per_day)}")
+    raise UserError(f"plan: {problem}; {_way_out(asked, found)}")
 
 
 def table_rows(config: Config) -> dict[str, int]:
@@ -169,41 +185,32 @@ def _blocks(
     ]
 
 
-def _placed(
-    config: Config,
-    tables: Sequence[Table],
-    demand: ModelDemand,
-    cluster: Cluster,
-    reserve_gib: float,
-    rows_per_day: int | None,
-) -> tuple[CapacityPlan | None, str | None]:
-    """The plan on ``cluster`` as far as there is one, and what is wrong with it."""
+def _placed(asked: Question) -> tuple[CapacityPlan | None, str | None]:
+    """The plan, as far as there is one, and what is wrong with it."""
+    demand = asked.demand
     try:
-        placement = place(config, tables, demand, cluster, reserve_gib)
+        placement = place(asked)
     except UserError as error:
-        return None, _lack(demand, cluster, reserve_gib) or str(error)
-    placed = [
-        replace(table, plan=placement.tables[table.name]) if placement is not None else table for table in demand.tables
-    ]
-    found = CapacityPlan(cluster, replace(demand, tables=placed), reserve_gib, rows_per_day)
+        return None, _lack(asked) or str(error)
+    placed = [replace(table, plan=placement.tables[table.name]) for table in demand.tables]
+    found = CapacityPlan(asked.cluster, replace(demand, tables=placed), asked.reserve_gib, asked.rows_per_day)
     return found, found.problem()
 
 
-def place(
-    config: Config, tables: Sequence[Table], demand: ModelDemand, cluster: Cluster, reserve_gib: float
-) -> ShardingPlan:
+def place(asked: Question) -> ShardingPlan:
     """Where tables lie: whole on every rank, or as TorchRec's planner says.
 
     Raises:
         UserError: the planner finds no place.
     """
+    config, tables, cluster = asked.config, asked.tables, asked.cluster
     ranks = cluster.ranks
     if ranks == 1 or config.embedding.sharding == "replicated":
         return ShardingPlan(ranks, {table.name: _whole(table, ranks) for table in tables})
     from models.embeddings.exchanged import collection_of
     from models.embeddings.sharding_plan import key_of, place_tables
 
-    room = room_for_tables(demand, cluster, reserve_gib)
+    room = room_for_tables(asked.demand, cluster, asked.reserve_gib)
     if room <= 0:
         raise UserError("nothing is left for tables")
     machines = {
@@ -217,7 +224,7 @@ def place(
         "intra_host_bw": cluster.link_bytes_per_s / 1e3,
         "inter_host_bw": cluster.network_bytes_per_s / 1e3,
     }
-    collection = collection_of(tables, [key_of(at) for at in range(len(tables))], weighted=demand.weighted)
+    collection = collection_of(tables, [key_of(at) for at in range(len(tables))], weighted=asked.demand.weighted)
     return place_tables(config, tables, collection, machines)[0]
 
 
@@ -226,44 +233,41 @@ def _whole(table: Table, ranks: int) -> TablePlan:
     return TablePlan(table.rows, table.dim, "replicated", "fused", places)
 
 
-def _lack(demand: ModelDemand, cluster: Cluster, reserve_gib: float) -> str | None:
+def _lack(asked: Question) -> str | None:
     """By how much tables spread evenly are too large; None: it is not their sum that is."""
-    room = room_for_tables(demand, cluster, reserve_gib) * (1 - PLANNER_KEEPS) / GIB
-    share = weights_bytes(demand) / cluster.ranks / GIB
+    cluster, reserve = asked.cluster, asked.reserve_gib
+    room = max(0.0, room_for_tables(asked.demand, cluster, reserve) * (1 - PLANNER_KEEPS) / GIB)
+    share = weights_bytes(asked.demand) / cluster.ranks / GIB
     if share <= room:
         return None
     return (
         f"GPU memory: each of {cluster.ranks} ranks would hold {share:,.1f} GiB of table weights and has room for "
-        f"{max(room, 0):,.1f} of {cluster.hbm_gib:,.1f} GiB (dense part, activations, exchange and a reserve of "
-        f"{reserve_gib:g} GiB aside, and {100 * PLANNER_KEEPS:.0f} % that TorchRec's planner keeps free), "
-        f"{share - max(room, 0):,.1f} GiB too much"
+        f"{room:,.1f} of {cluster.hbm_gib:,.1f} GiB (dense part, activations, exchange and a reserve of {reserve:g} "
+        f"GiB aside, and {100 * PLANNER_KEEPS:.0f} % that TorchRec's planner keeps free), "
+        f"{share - room:,.1f} GiB too much"
     )
 
 
-def _way_out(
-    config: Config,
-    tables: Sequence[Table],
-    demand: ModelDemand,
-    cluster: Cluster,
-    reserve_gib: float,
-    rows_per_day: int | None,
-) -> str:
+def _way_out(asked: Question, found: CapacityPlan | None) -> str:
     """Ranks that would be enough, or what else to change."""
-    if config.embedding.sharding == "replicated":
+    cluster = asked.cluster
+    if found is not None and found.hours_a_day is not None and found.too_slow:
+        enough: int | None = math.ceil(cluster.ranks * found.hours_a_day / 24)
+    elif asked.config.embedding.sharding == "replicated":
         return "replicated tables do not shrink with more ranks: use embedding.sharding=auto"
-    enough = ranks_that_hold(demand, cluster, reserve_gib)
+    else:
+        enough = ranks_that_hold(asked.demand, cluster, asked.reserve_gib)
     if enough is None:
         return "more ranks do not help: use a smaller train.local_batch_size, or GPUs with more memory"
-    ranks = max(enough, cluster.ranks + cluster.local_ranks)
+    larger = cluster.grown_to(max(enough, cluster.ranks + 1))
     for _ in range(MOST_TRIES):
-        if ranks > MOST_RANKS:
+        if larger.ranks > MOST_RANKS:
             break
-        larger = replace(cluster, ranks=ranks, nodes=ranks // cluster.local_ranks)
-        found, problem = _placed(config, tables, demand, larger, reserve_gib, rows_per_day)
-        if found is not None and problem is None:
-            return f"--world-size {ranks} is enough"
-        ranks = -(-ranks * 5 // (4 * cluster.local_ranks)) * cluster.local_ranks
+        plan, problem = _placed(replace(asked, cluster=larger))
+        if plan is not None and problem is None:
+            return f"--world-size {larger.ranks} is enough"
+        larger = cluster.grown_to(math.ceil(1.5 * larger.ranks))
     return (
-        "more ranks alone did not help: use other embedding.tables (row_wise, or fused_uvm_caching for rows in host "
-        "memory), a smaller embedding.dim or train.local_batch_size"
+        f"none of the larger numbers tried, up to {MOST_RANKS} ranks, was enough: use other embedding.tables "
+        "(row_wise, or fused_uvm_caching for rows in host memory), another embedding.dim or train.local_batch_size"
     )

@@ -11,7 +11,7 @@ from schedule_cases import CPU, make_batch, make_config, make_gradients, make_st
 
 from erase_rec.capacity.cluster import Cluster
 from erase_rec.capacity.traffic import of_dense, of_tables
-from erase_rec.cli.plan_workshop import dense_demand, place
+from erase_rec.cli.plan_workshop import Question, dense_demand, place
 from erase_rec.config.schema import Config
 from erase_rec.distributed.launch import join_world
 from erase_rec.distributed.table_plan import ShardingPlan
@@ -73,7 +73,7 @@ def test_every_rank_gives_what_is_expected(run_ranks: Any) -> None:
         config, cluster = config_of(way), Cluster(ranks)
         tables = tables_of(config, ROWS_OF)
         demand = dense_demand(config, tables, cluster)
-        expected = place(config, tables, demand, cluster, 0)
+        expected = place(Question(config, tables, demand, cluster, 0, None))
         plan = results[0][way][1] or expected
         kinds = [each.sharding for each in plan.tables.values()]
         assert [each.sharding for each in expected.tables.values()] == kinds, "planned for GPUs as for these ranks"

@@ -156,3 +156,20 @@ def test_a_part_that_hangs_is_ended_and_keeps_what_it_found(tmp_path: Path) -> N
     assert not started.runs()
     assert (part.exit_code, part.found) == (None, {"rows": [1]})
     assert part.problem == "so far\n\nended at its limit of 0 s"
+
+
+def test_earlier_results_get_what_is_expected(tmp_path: Path) -> None:
+    """Of the steps of the scaled arms that were measured; a file of results is read and nothing is run."""
+    program = loaded("several_gpus")
+    tiny = ["schedule.preset=erase", "features.sparse=[C1, C2]", "train.precision=fp32"]
+    measured = row(program.SCALED_ARMS[1], 2, 64, 0.5, overrides=tiny, exposed_ms=0.25)
+    others = [row("exact_ddp", 2, 64, 9.0), measured | {"repeats": "early"}, measured | {"step_ms_p50": None}]
+    record = {"parts": [{"name": "speed x2", "found": {"rows": [measured, *others]}}]}
+    (tmp_path / "earlier.json").write_text(json.dumps(record))
+    program.main(tmp_path / "out", again=tmp_path / "earlier.json")
+    (found,) = json.loads((tmp_path / "out" / "several_gpus.json").read_text())["expected"]
+    assert (found["arm"], found["ranks"], found["batch"], found["measured_ms"]) == (measured["arm"], 2, 64, 0.5)
+    assert 0 < found["expected_exposed_ms"] < found["expected_ms"] < found["nothing_hidden_ms"]
+    off = f"{100 * (found['expected_ms'] / 0.5 - 1):+.0f} %"
+    line = f"| early_graph_joint | 2 | 64 | 0.500 | {found['expected_ms']:.3f} | {off} "
+    assert line in (tmp_path / "out" / "expected.md").read_text()
