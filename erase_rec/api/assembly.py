@@ -14,8 +14,8 @@ import typer
 
 from data.dataset import Datasets
 from data.registry import SourceCatalog
-from erase_rec.autograd_thread import wake_autograd
 from erase_rec.api.base_rate import base_rate_of
+from erase_rec.autograd_thread import wake_autograd
 from erase_rec.batch import Batch, Scores
 from erase_rec.checkpoint import CheckpointManager, load
 from erase_rec.compiled import Forward, compiled_forwards
@@ -258,7 +258,7 @@ def build_parts(
             mean=lambda name, value: world.mean(name, value).wait(),
         )
         graphs = None
-        if plan.cuda_graph == "step" and machine.device.type == "cuda":
+        if plan.cuda_graph in {"dense", "step"} and machine.device.type == "cuda":
             strict = config.schedule.strict
             replays = CudaReplays(machine.device)
             world.captures.add(replays)
