@@ -91,6 +91,9 @@ class ExchangedTables(TableModule):
 
         # torchrec 1.8.0 calls what torch 2.13.0 renamed.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        # torchrec 1.6.1 asks for the one device of the group, which is for two: gloo carries what lies on the host.
+        several = r"`_get_pg_default_device` will be deprecated|Multiple backends are registered"
+        warnings.filterwarnings("ignore", several, UserWarning)
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # torchrec asks torch.fx in its old way
         super().__init__(tables, optimizer)
         self._keys, self._world, self._plan = list(keys), world, plan
