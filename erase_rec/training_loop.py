@@ -170,12 +170,11 @@ class TrainingLoop:
             self._train()
             self._conclude()
         except Stopped:
-            self._save()
-            self.parts.checkpoints.finish(self.parts.config.distributed.timeout_s)
+            self._save_in_time()
             raise
         except CallbackError:
             if self.parts.world.size == 1:  # a checkpoint is gathered from all ranks, and the others know nothing yet
-                self._save()
+                self._save_in_time()
             raise
         finally:
             self.parts.checkpoints.settle(self.parts.config.distributed.timeout_s)
@@ -371,6 +370,12 @@ class TrainingLoop:
         for batch in self.parts.eval_loader.batches(0):
             yield batch
             self.parts.world.stop.passed()
+
+    def _save_in_time(self) -> None:
+        """Saves this place where the run is to end soon: no disk is waited for longer than another rank would be."""
+        self.parts.checkpoints.finish(self.parts.config.distributed.timeout_s)
+        self._save()
+        self.parts.checkpoints.finish(self.parts.config.distributed.timeout_s)
 
     def _save(self, *, is_best: bool = False) -> None:
         if self._saved_step == self.position.step and not is_best:

@@ -143,7 +143,7 @@ class CheckpointManager:
         self._writing = None
         if not writing.done(timeout_s):
             raise UserError(
-                f"checkpoint {target} is not written after {timeout_s:.0f} seconds; the checkpoints saved before are "
+                f"checkpoint {target} is not written after {timeout_s:g} seconds; the checkpoints saved before are "
                 "kept: resume from these"
             )
         writing.check()

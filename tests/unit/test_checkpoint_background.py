@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -98,7 +100,7 @@ def test_the_next_save_waits_for_the_last_and_its_copy_leaves_that_alone(
 def test_a_disk_that_hangs_keeps_nobody_for_longer_than_asked(manager: CheckpointManager, disk: Disk) -> None:
     manager.save(3, {"w": torch.ones(4)}, {}, is_best=False)
     manager.settle(0.01)
-    with pytest.raises(UserError, match=r"step_00000003 is not written after 0 seconds; .* saved before are kept"):
+    with pytest.raises(UserError, match=r"step_00000003 is not written after 0\.01 seconds; .* saved before are kept"):
         manager.finish(0.01)
 
 
@@ -236,3 +238,19 @@ def test_a_run_that_ends_by_an_error_waits_for_its_checkpoint(tmp_path: Path, mo
     with pytest.raises(CallbackError, match="no more"):
         Trainer(Config.from_yaml("ctr_erase.yaml", overrides), callbacks=[Fails()], progress=False).fit()
     assert (tmp_path / "r" / "checkpoints" / "last").read_text() == "step_00000003"
+
+
+def test_a_run_that_is_told_to_end_waits_for_a_disk_no_longer_than_for_a_rank(tmp_path: Path, disk: Disk) -> None:
+    class Told(Callback):
+        def on_step(self, run: RunState) -> None:
+            if run.step == 3:
+                assert disk.reached.wait(LATE_S)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    overrides = [*RUN, f"run.dir={tmp_path}", "train.checkpoint_async=true", "distributed.timeout_s=0.2"]
+    trainer = Trainer(Config.from_yaml("ctr_erase.yaml", overrides), callbacks=[Told()], progress=False)
+    with pytest.raises(UserError, match=r"step_00000002 is not written after 0\.2 seconds; .* saved before are kept"):
+        trainer.fit()
+    assert not disk.go.is_set()
+    assert trainer.run.summary is not None
+    assert trainer.run.summary.train.steps == 3
