@@ -70,7 +70,8 @@ class Throughput:
         qps_mean: all rows over all time of these steps: the primary figure.
         steps: measured steps.
         step_ms: mean step time.
-        data_wait_ms: mean host time that a step waited for its batch.
+        data_wait_ms: mean time that a step waited for its batch, on the same clock. On CUDA the device stood still: a
+            host that runs ahead of it asks for batches long before they are needed.
     """
 
     qps_p10: float
@@ -106,7 +107,7 @@ class _Step:
     start: Any
     end: Any
     rows: int
-    wait_s: float
+    waits: list[tuple[Any, Any]]
 
 
 _Measured = tuple[int, float, float]
@@ -169,7 +170,7 @@ class StepTimer:
         self._warmup_steps = warmup_steps
         self._seen_steps = 0
         self._last_end: Any = None
-        self._wait_s = 0.0
+        self._waits: list[tuple[Any, Any]] = []
         self._pending: list[_Step] = []
         self._window: list[_Measured] = []
         self._total = _Total()
@@ -177,7 +178,7 @@ class StepTimer:
     def resume(self) -> None:
         """The next step starts now."""
         self._last_end = self._clock.mark()
-        self._wait_s = 0.0
+        self._waits = []
 
     def pause(self) -> None:
         """What follows belongs to no step, until :meth:`resume`."""
@@ -185,12 +186,12 @@ class StepTimer:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Host time inside counts as waiting for data."""
-        start = time.perf_counter()
+        """Time inside counts as waiting for data: on CUDA once the device is done with what it was given."""
+        start = self._clock.mark()
         try:
             yield
         finally:
-            self._wait_s += time.perf_counter() - start
+            self._waits.append((start, self._clock.mark()))
 
     def step(self, rows: int) -> None:
         """Ends a step; call it on the main stream after the step's last launch.
@@ -202,8 +203,8 @@ class StepTimer:
         end = self._clock.mark()
         self._seen_steps += 1
         if self._seen_steps > self._warmup_steps:
-            self._pending.append(_Step(self._last_end, end, rows, self._wait_s))
-        self._last_end, self._wait_s = end, 0.0
+            self._pending.append(_Step(self._last_end, end, rows, self._waits))
+        self._last_end, self._waits = end, []
 
     def window(self) -> Throughput:
         """Speed of the steps measured since the last call. Synchronises the host on CUDA."""
@@ -221,7 +222,8 @@ class StepTimer:
 
     def _resolve(self) -> None:
         for step in self._pending:
-            measured = (step.rows, self._clock.seconds(step.start, step.end), step.wait_s)
+            wait_s = sum(self._clock.seconds(*wait) for wait in step.waits)
+            measured = (step.rows, self._clock.seconds(step.start, step.end), wait_s)
             self._window.append(measured)
             self._total.add(*measured)
         self._pending.clear()

@@ -26,7 +26,7 @@ class Turn:
 
     Attributes:
         step_ms: time of each, from the end of the one before to its own end.
-        wait_ms: host time that each waited for its batch.
+        wait_ms: time that each waited for its batch, on the same clock: on CUDA the device stood still.
     """
 
     step_ms: FloatArray
@@ -36,15 +36,14 @@ class Turn:
 def timed_turn(step: TrainStep, batches: Iterator[Batch], count: int) -> Turn:
     """Times ``count`` steps: device events on CUDA, the host's clock on the CPU. Synchronises the host at its end."""
     clock = clock_for(step.device())
-    marks = [clock.mark()]
-    waits = []
+    marks, fed = [clock.mark()], []
     for _ in range(count):
-        start = time.perf_counter()
         batch = next(batches)
-        waits.append(time.perf_counter() - start)
+        fed.append(clock.mark())
         step(batch)
         marks.append(clock.mark())
     seconds = [clock.seconds(first, then) for first, then in pairwise(marks)]
+    waits = [clock.seconds(end, there) for end, there in zip(marks[:-1], fed, strict=True)]
     return Turn(1e3 * np.array(seconds), 1e3 * np.array(waits))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -88,9 +87,8 @@ def test_no_duration_is_read_before_numbers_are_asked_for() -> None:
     assert clock.readings == 5
 
 
-def test_waiting_for_data_belongs_to_the_step_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_data_belongs_to_the_step_that_waited() -> None:
     clock = ManualClock()
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     timer = StepTimer(clock, warmup_steps=1)
     timer.resume()
     for wait in (5.0, 0.25, 0.75):
@@ -102,6 +100,34 @@ def test_waiting_for_data_belongs_to_the_step_that_waited(monkeypatch: pytest.Mo
     assert total.data_wait_ms == pytest.approx(500.0)
     assert total.step_ms == pytest.approx(1500.0)
     assert total.scalars()["time/data_wait_share"] == pytest.approx(1 / 3)
+
+
+class DeviceBehind(ManualClock):
+    """A device that the host gives work to and does not wait for: a mark is reached after the work before it."""
+
+    done = 0.0
+
+    def mark(self) -> float:
+        self.done = max(self.done, self.now)
+        return self.done
+
+    def launch(self, seconds: float) -> None:
+        self.done = max(self.done, self.now) + seconds
+
+
+def test_a_device_that_is_at_work_does_not_wait_for_data_when_its_host_does() -> None:
+    clock = DeviceBehind()
+    timer = StepTimer(clock)
+    timer.resume()
+    for host_waits in (0.5, 0.75, 1.0, 3.0):
+        with timer.waiting():
+            clock.now += host_waits
+        clock.launch(1.0)
+        timer.step(100)
+    total = timer.total()
+    # It waits 0.5 s for the first batch; the fourth comes at 5.25 s, when it has been without work since 3.5 s.
+    assert total.data_wait_ms == pytest.approx(1e3 * (0.5 + 1.75) / 4)
+    assert total.step_ms == pytest.approx(1e3 * 6.25 / 4)
 
 
 def test_nothing_measured_is_nan_and_logs_nothing() -> None:
