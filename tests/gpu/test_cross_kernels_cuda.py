@@ -21,7 +21,7 @@ pytestmark = [
 DEVICE = "cuda"
 # What bf16 allows: a rounding is 4e-3, and sums over a thousand terms average it out.
 LARGEST_ERROR = 1e-2
-# Beside the plain form, which rounds more often, but by chance less in a single row; below the floor both are exact enough.
+# Beside the plain form, which rounds more often, but for a single row; below the floor both are exact enough.
 WORSE_THAN_PLAIN, ERROR_FLOOR = 2.0, 1e-3
 
 

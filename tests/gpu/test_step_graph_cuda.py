@@ -149,7 +149,7 @@ BESIDE_TABLES = ("erase", "exact on streams", "dropout", "micro-batches", "objec
 def test_replays_are_the_plain_steps(datasets, batches, graph: str, way: str) -> None:  # type: ignore[no-untyped-def]
     """Three hundred steps with warm-up and decay of both learning rates, and a state taken over in the middle."""
     captured, plain = both(datasets, *WAYS[way], graph=graph)
-    # A goodness is divided by a length, weights follow losses: in ten steps rounding is seen, so each is compared alone.
+    # A goodness is divided by a length, weights follow losses: rounding is seen in ten steps; each is compared alone.
     together = 1 if way == "objectives" else TOGETHER
     for first in range(0, STEPS, together):
         if first > 0:
