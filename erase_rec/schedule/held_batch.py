@@ -78,4 +78,4 @@ def _room_for(like: SparseBatch, room: int) -> SparseBatch:
 
 
 def _no_ids(like: SparseBatch) -> SparseBatch:
-    return replace(like, values=like.values.new_empty(0), lengths=like.lengths.new_empty(0), weights=None)
+    return replace(like, values=like.values.new_empty(0), lengths=like.lengths.new_empty(0), weights=None, counts=None)

@@ -6,12 +6,12 @@ Apart from the steps themselves, so that the order of what both streams are give
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
 
-from erase_rec.batch import StepOutput
+Result = TypeVar("Result")
 
 
 class Replays(Protocol):
@@ -34,7 +34,7 @@ class Replays(Protocol):
         """An event after all that the main stream was given so far."""
         ...
 
-    def capture(self, work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
+    def capture(self, work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """Captures what ``work`` launches, and runs nothing.
 
         Returns:
@@ -84,15 +84,15 @@ class CudaReplays:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def capture(self, work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
+    def capture(self, work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """See :meth:`Replays.capture`. Synchronises the host."""
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
         # thread_local: the loader's threads go on to use the device's allocator meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
-            output = work()
+            result = work()
         self._pool = graph.pool()
-        return graph.replay, output
+        return graph.replay, result
 
     def forget(self) -> None:
         """See :meth:`Replays.forget`; memory is free once the captures are dropped."""

@@ -260,21 +260,19 @@ class StepGraphs:
         """Captures a step of the kind of ``like`` over the held batch."""
         start_s = time.perf_counter()
         measure, exact = like.measure, like.exact
-        gradients: list[Tensor | None] = []
 
-        def launch() -> StepOutput:
+        def launch() -> tuple[StepOutput, Tensor | None]:
             state = parts.begin(slot.held.batch, measure, exact)
             if slot.held.pooled is not None:
                 state.pooled = slot.held.pooled
             output = parts.launch_captured(state, slot.flags)
-            gradients.append(state.table_gradient)
-            return output
+            # A whole step has used its gradient up.
+            return output, state.table_gradient if self._holds == "dense" else None
 
         with self._collectives.capturing() as collectives:
-            replay, output = self._replays.capture(launch)
+            replay, (output, gradient) = self._replays.capture(launch)
         kind = f"{'measured' if measure else 'plain'} step{' that cuts nothing' if exact else ''}"
         logger.info(
             "schedule.cuda_graph: %s: captured a %s in %.2f s", self._holds, kind, time.perf_counter() - start_s
         )
-        (gradient,) = gradients if self._holds == "dense" else (None,)  # a whole step has used it up
         return _Captured(replay, output, gradient, collectives, self._streams.measured if measure else None)

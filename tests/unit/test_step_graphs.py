@@ -122,9 +122,9 @@ class Device:
     def mark(self) -> Event:
         return self.event("main")
 
-    def capture(self, work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
+    def capture(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         operations = self._captured = []
-        output = work()
+        made = output, _ = work()
         self._captured = None
         self.captures.append(output)
 
@@ -138,7 +138,7 @@ class Device:
         def replay() -> None:
             self.give("main", f"replay {sum(each.startswith('replay') for each in self.names)}", run)
 
-        return replay, output
+        return replay, made
 
     def forget(self) -> None:
         pass
