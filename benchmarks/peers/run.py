@@ -4,7 +4,7 @@
     python benchmarks/peers/run.py movielens frappe adult sparrow criteo --jobs 2 --python fuxictr=PYTHON
 
 Every result is a line of ``OUT`` (JSON), and what is there already is not run again, so it may be stopped at any time.
-As soon as the grid of a model on a set is complete, its best point runs with the seeds of ``--seeds``. Then
+When the grid of a model on a set is complete, its best point runs with the seeds of ``--seeds``. Then
 ``report.py`` makes the tables. ``README.md`` says how each peer's environment is made.
 """
 
@@ -78,7 +78,7 @@ class Plan:
         """Reads what the file of results has already."""
         self._rows, self._out = arguments.rows, arguments.out
         self._seeds, self._points = arguments.seeds, arguments.points
-        self._lock = threading.Lock()
+        self._lock, self._chosen = threading.Lock(), set[Key]()
         lines = self._out.read_text(encoding="utf-8").splitlines() if self._out.exists() else []
         self._known = [json.loads(line) for line in lines]
         done = {key_of(task) for task in self._known}
@@ -92,6 +92,14 @@ class Plan:
         """The next one."""
         with self._lock:
             return self._waiting.pop(0) if self._waiting else None
+
+    def close_grids(self) -> None:
+        """Drops what is left of the grids, and asks for the seeds of the best points that there are."""
+        with self._lock:
+            left = [task for task in self._waiting if not task["test"]]
+            self._waiting = [task for task in self._waiting if task["test"]]
+            for task in {(each["set"], each["peer"], each["model"]): each for each in left}.values():
+                self._choose(task, complete=False)
 
     def finish(self, task: Task) -> None:
         """Keeps a result, and asks for the seeds when it was the grid's last."""
@@ -107,16 +115,18 @@ class Plan:
         points = (TORCHREC_GRID if peer == "torchrec" else PYTORCH_GRID)[: self._points]
         return [fixed | dict(zip(RATES, point, strict=True)) for point in points]
 
-    def _choose(self, of: Task) -> None:
+    def _choose(self, of: Task, *, complete: bool = True) -> None:
         grid = {key_of(task) for task in self._grid(of["set"], of["peer"], of["model"])}
         found = [task for task in self._known if key_of(task) in grid]
-        if len(found) < len(grid):
+        model = (of["set"], of["peer"], of["model"])
+        if not found or model in self._chosen or (complete and len(found) < len(grid)):
             return
+        self._chosen.add(model)
         best = min(found, key=lambda task: float(min(task["valid_ne"])))
         chosen = {name: best[name] for name in ("set", "folder", "peer", "model", *RATES)}
         tasks = [chosen | {"seed": seed, "test": True} for seed in range(1, self._seeds + 1)]
         done = {key_of(task) for task in self._known}
-        self._waiting[:0] = [task for task in tasks if key_of(task) not in done]
+        self._waiting += [task for task in tasks if key_of(task) not in done]
 
 
 class Workers:
@@ -146,35 +156,40 @@ class Workers:
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
+            self._running.pop(peer, None)
             raise RuntimeError(f"{peer}: its process ended with {process.wait()} at {task}")
         found: Task = json.loads(line)
         return found
 
     def end(self) -> None:
         """Closes them."""
-        for process in self._running.values():
+        for process in list(self._running.values()):
             process.kill()
             process.wait()
 
 
-def work(plan: Plan, pythons: dict[str, str], stop_at: float) -> None:
-    """Runs tasks until there are none, or until ``stop_at`` (a time of ``time.monotonic``)."""
+def work(plan: Plan, pythons: dict[str, str], close_at: float, stop_at: float) -> None:
+    """Runs tasks until there are none, or until ``stop_at``; from ``close_at`` on seeds alone (both ``monotonic``)."""
     workers = Workers(pythons, 1)
     timer = threading.Timer(max(0.0, stop_at - time.monotonic()), workers.end)
     timer.daemon = True
     timer.start()
-    try:
-        while time.monotonic() < stop_at and (task := plan.take()) is not None:
+    while time.monotonic() < stop_at:
+        if time.monotonic() > close_at:
+            plan.close_grids()
+        if (task := plan.take()) is None:
+            break
+        try:
             done = workers.answer(task)
-            plan.finish(done)
-            names = " ".join(str(done[name]) for name in ("set", "peer", "model", "seed", *RATES))
-            test = f", test {done['test_ne']:.5f}" if done["test"] else ""
-            print(f"{names}: {min(done['valid_ne']):.5f}{test} in {done['seconds']:.1f} s", flush=True)
-    except (RuntimeError, BrokenPipeError):
-        if time.monotonic() < stop_at:
-            raise
-    finally:
-        workers.end()
+        except (RuntimeError, BrokenPipeError) as error:  # one peer's failure is not the others'
+            print(error, file=sys.stderr, flush=True)
+            continue
+        plan.finish(done)
+        names = " ".join(str(done[name]) for name in ("set", "peer", "model", "seed", *RATES))
+        test = f", test {done['test_ne']:.5f}" if done["test"] else ""
+        print(f"{names}: {min(done['valid_ne']):.5f}{test} in {done['seconds']:.1f} s", flush=True)
+    timer.cancel()
+    workers.end()
 
 
 def main() -> None:
@@ -188,15 +203,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--points", type=int, default=len(PYTORCH_GRID), help="of the grid, the first ones")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--limit-s", type=float, default=float("inf"))
+    parser.add_argument("--limit-s", type=float, default=1e6)
+    parser.add_argument("--grid-s", type=float, default=1e6, help="after which grids are closed, complete or not")
     arguments = parser.parse_args()
     models = [(peer, model) for peer, names in MODELS.items() for model in names]
     if arguments.models:
         models = [(peer, model) for peer, model in models if f"{peer}/{model}" in arguments.models]
     pythons = dict(each.split("=", 1) for each in arguments.python)
     plan = Plan(arguments.sets, models, arguments)
-    stop_at = time.monotonic() + min(arguments.limit_s, 1e6)
-    threads = [threading.Thread(target=work, args=(plan, pythons, stop_at)) for _ in range(arguments.jobs)]
+    close_at, stop_at = (time.monotonic() + seconds for seconds in (arguments.grid_s, arguments.limit_s))
+    threads = [threading.Thread(target=work, args=(plan, pythons, close_at, stop_at)) for _ in range(arguments.jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,6 +12,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 
+import absent  # noqa: F401 (stands in for what TorchRec imports)
 import numpy as np
 import torch
 import torch.distributed as dist
