@@ -300,7 +300,7 @@ def test_work_that_nothing_waits_for_has_a_stream_of_its_own_beside_others() -> 
 
 
 def test_tables_frame_what_a_dense_graph_holds() -> None:
-    """In it only the first operation waits for one outside, and outside only its last is waited for; both are main's."""
+    """Only its first operation waits for one outside, and outside only its last is waited for; both are on main."""
     plan = replace(three_towers(cuda_graph="dense"), reduction="bucket")
     before, captured, after = parts(program(plan))
     assert [op.key for op in before] == ["lookup", "order"]
