@@ -4,8 +4,9 @@
     python benchmarks/objectives.py test movielens frappe --jobs 2     # the best of each arm, several seeds, test rows
     python benchmarks/objectives.py report movielens frappe --out docs/results/ne-gap
 
-``search`` trains the points of ``configs/sweeps/objectives_SET.yaml``. ``test`` takes from them the settings and the
-number of steps with which each arm was best, trains each arm anew with several seeds and scores the test rows.
+``search`` trains the points of ``configs/sweeps/objectives_SET.yaml``. ``test`` takes from them the settings with which
+each arm was best, trains each arm anew with several seeds, each stopped early by the validation rows as in the search,
+and scores the test rows with the best checkpoint.
 ``report`` compares every arm with the exact arm that was best on the validation rows, and writes ``OUT.json``, a list
 of rows, ``OUT.md`` and a picture a set. Each goes on where it was stopped, and stops in time (``--limit-s``).
 """
@@ -31,8 +32,6 @@ REAL = ("movielens", "frappe", "adult", "sparrow", "kuaishou", "criteo")
 SYNTHETIC = ("synthetic_2m", "synthetic_20m")
 """Logs of a made-up teacher, for a GPU: one epoch each, with rates that were chosen on another teacher's log."""
 SETS = (*REAL, *SYNTHETIC)
-OF_THE_SEARCH = ("data.", "train.epochs=", "train.early_stopping", "train.eval_every_steps=")
-"""Overrides that the runs on the test rows do not take over."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,13 @@ class Chosen:
         arm: its name.
         variant: the point of the grid.
         ne: the best validation NE.
-        step: after which step it was there; None: it is trained for an epoch whatever was best.
         overrides: that the set's configuration is changed by.
     """
 
     arm: str
     variant: str
     ne: float
-    step: int | None
     overrides: tuple[str, ...]
-
-    @property
-    def settings(self) -> str:
-        """What was chosen, in a line: runs of another choice are other runs."""
-        return self.variant if self.step is None else f"{self.variant} train.steps={self.step}"
 
 
 def searched(name: str) -> str:
@@ -90,37 +82,31 @@ def choose(results: Sequence[Result], name: str) -> list[Chosen]:
         raise SystemExit("the search has no point that every arm has finished; run: objectives.py search")
     best: dict[str, Chosen] = {}
     for result in results:
-        job, (ne, step) = result.job, result.best()
+        job, (ne, _) = result.job, result.best()
         if job.variant in shared and (job.arm not in best or ne < best[job.arm].ne):
-            kept = tuple(text for text in job.overrides if not text.startswith(OF_THE_SEARCH))
-            best[job.arm] = Chosen(job.arm, job.variant, ne, None if name in SYNTHETIC else step, kept)
+            kept = tuple(text for text in job.overrides if not text.startswith("data."))
+            best[job.arm] = Chosen(job.arm, job.variant, ne, kept)
     return list(best.values())
 
 
 def final_jobs(name: str, chosen: Sequence[Chosen], seeds: int, folder: Path) -> list[Job]:
-    """Each arm anew, as long as it was best, all arms of a seed in a row."""
-    of_set: tuple[str, ...] = ()
-    if name in REAL:
-        of_set = (f"data.eval=datasets/objectives/{name}/test.parquet", "train.early_stopping=null")
-    config = str(ROOT / f"configs/{'objectives' if name in REAL else 'protocols'}/{name}.yaml")
+    """Each arm anew, all arms of a seed in a row."""
+    kind = "objectives" if name in REAL else "protocols"
+    scores = folder.resolve() / "scores" / name
     return [
         Job(
             name,
             each.arm,
-            each.settings,
+            each.variant,
             seed,
-            config,
-            (*each.overrides, *of_set, *steps(each)),
-            str((folder / "scores" / name / f"{each.arm}-{seed}.npy").resolve()),
+            str(ROOT / f"configs/{kind}/{name}.yaml"),
+            each.overrides,
+            str(scores / f"{each.arm}-{seed}.npy"),
+            f"datasets/objectives/{name}/test.parquet" if name in REAL else None,
         )
         for seed in range(1, seeds + 1)
         for each in chosen
     ]
-
-
-def steps(chosen: Chosen) -> tuple[str, ...]:
-    """Overrides for as many steps as were best."""
-    return () if chosen.step is None else (f"train.steps={chosen.step}", f"train.eval_every_steps={chosen.step}")
 
 
 def spread(jobs: Mapping[str, Sequence[Job]]) -> list[Job]:

@@ -31,7 +31,7 @@ def measure(
     name: str, chosen: Sequence[Chosen], tested: Sequence[Result]
 ) -> tuple[list[dict[str, Any]], dict[str, Gap]]:
     """A row of results for each arm and its gap, over the seeds that every arm has; nothing below two."""
-    of_choice = {(each.arm, each.settings) for each in chosen}
+    of_choice = {(each.arm, each.variant) for each in chosen}
     runs: dict[str, dict[int, Result]] = {}
     for result in tested:
         if result.job.group == name and (result.job.arm, result.job.variant) in of_choice:
@@ -62,7 +62,7 @@ def measure(
                 "auc": summary.auc,
                 "rows_per_s": mean(runs[each.arm][seed].rows_per_s for seed in seeds),
                 "validation_ne": each.ne,
-                "settings": each.settings,
+                "settings": each.variant,
             }
         )
     del gaps[reference]
@@ -187,13 +187,14 @@ Written by `python benchmarks/objectives.py report`; the numbers are those of `n
 [objectives](../objectives.md).
 
 **Protocol.** Rows of each real set are split 70/10/20 once for all. Every arm is trained at the same points (dense
-rate, tables' optimizer and rate; `configs/sweeps/objectives_*.yaml`) with seed 1 and evaluated twice an epoch on the
-validation rows; its best point and number of steps are kept. Then it is trained anew with several seeds for so many
-steps and scored on the test rows, which no choice has seen. The reference is the exact arm that was best on the
-validation rows. Gaps are paired over seeds on identical rows; intervals are 95 % and join two sources of chance,
-seeds (Student) and rows (block bootstrap). Small sets have wide intervals. `rows_per_s` in the JSON is of runs side
-by side on one thread each, and says little; speeds are measured in [h200-step](h200-step.md) and [Table
-1](table1-h200/report.md).
+rate, tables' optimizer and rate; `configs/sweeps/objectives_*.yaml`; those that every arm has finished) with seed 1,
+evaluated twice an epoch on the validation rows and stopped after two evaluations without improvement; its best point
+is kept. Then it is trained anew with several seeds, each stopped early by the validation rows in the same way, and
+its best checkpoint scores the test rows, which no choice has seen. Synthetic rows: one epoch, scored at the end, with
+rates chosen on another teacher's log. The reference is the exact arm that was best on the validation rows. Gaps are
+paired over seeds on identical rows; intervals are 95 % and join two sources of chance, seeds (Student) and rows
+(block bootstrap). Small sets have wide intervals. `rows_per_s` in the JSON is of runs side by side on one thread
+each, and says little; speeds are measured in [h200-step](h200-step.md) and [Table 1](table1-h200/report.md).
 
 <!-- not run: hours -->
 ```bash

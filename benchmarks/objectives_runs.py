@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from erase_rec.errors import UserError
@@ -39,7 +40,8 @@ class Job:
         seed: of the configuration.
         config: file.
         overrides: of ``config``, without the seed.
-        scores: file that the logits of the held-out rows go to, float32 [n] in the order of the file; None: none.
+        scores: file that logits go to, float32 [n] in the order of the rows; None: none.
+        test: file whose rows these are, scored with the best checkpoint; None: the run's held-out rows at its end.
     """
 
     group: str
@@ -49,6 +51,7 @@ class Job:
     config: str
     overrides: tuple[str, ...]
     scores: str | None = None
+    test: str | None = None
 
     @property
     def name(self) -> tuple[str, str, str, int]:
@@ -157,10 +160,11 @@ def _finished(pool: ProcessPoolExecutor, ahead: Iterator[Job], processes: int, u
 def run(job: Job) -> Result:
     """Trains once, in a folder that is gone afterwards."""
     from erase_rec import Config, Trainer
+    from erase_rec.api.evaluation import evaluate
 
     logging.disable(logging.WARNING)
     folder, start = Path(tempfile.mkdtemp()), time.monotonic()
-    scores = "true" if job.scores else "false"
+    scores = "true" if job.scores and job.test is None else "false"
     placed = [f"seed={job.seed}", f"run.dir={folder}", "run.name=run", f"eval.scores={scores}"]
     try:
         trainer = Trainer(Config.from_yaml(job.config, [*job.overrides, *placed]), progress=False)
@@ -168,8 +172,12 @@ def run(job: Job) -> Result:
         with (trainer.folder / "metrics.jsonl").open(encoding="utf-8") as log:
             rows = [json.loads(line) for line in log]
         evals = tuple((row["step"], row["eval/ne"], row["eval/auc"]) for row in rows if row.get("eval/ne") is not None)
-        if job.scores is not None:
-            _keep_scores(trainer.folder / "scores.parquet", Path(job.scores))
+        if job.scores is not None and job.test is not None:
+            evaluated = evaluate(trainer.folder, [f"data.eval={job.test}"], keep_scores=True)
+            assert evaluated.scores is not None
+            _keep_scores(evaluated.scores, Path(job.scores))
+        elif job.scores is not None:
+            _keep_scores(pq.read_table(trainer.folder / "scores.parquet"), Path(job.scores))
         return Result(job, evals, summary.throughput.qps_mean, time.monotonic() - start)
     except UserError as error:
         return Result(job, seconds=time.monotonic() - start, error=str(error))
@@ -177,9 +185,9 @@ def run(job: Job) -> Result:
         shutil.rmtree(folder)
 
 
-def _keep_scores(table: Path, file: Path) -> None:
+def _keep_scores(table: pa.Table, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows = pq.read_table(table).sort_by("row_id")
+    rows = table.sort_by("row_id")
     np.save(file, rows["logit"].to_numpy().astype(np.float32))
     labels = file.with_name("label.npy")
     partial = file.with_suffix(".label.npy")
