@@ -254,13 +254,13 @@ class TrainingLoop:
             self._evaluate()
         if config.train.checkpoint_every_steps and position.step % config.train.checkpoint_every_steps == 0:
             self._save()
+        self._tell_of_checkpoints()
         self.callbacks.step()
         self._tell(logged)
 
     def _tell(self, logged: bool) -> None:
         """Lets callbacks end the run: at once where there is one rank, else where all ranks meet to log."""
         callbacks, state, world = self.callbacks, self.callbacks.state, self.parts.world
-        self._tell_of_checkpoints()
         callbacks.tell(self.position.step, self.position.epoch)
         if callbacks.callbacks and world.size > 1 and logged:
             state.stop_reason = world.broadcast_object("callbacks", state.stop_reason)
