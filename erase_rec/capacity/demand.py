@@ -68,7 +68,7 @@ class ModelDemand:
         reduction: ``bucket``, ``ddp`` or ``ddp_per_tower``.
         weighted: ids have weights.
         single_valued: every bag holds one id.
-        captured: at least the dense part of a step is one CUDA graph.
+        cuda_graph: what of a step is captured: ``none``, ``tower``, ``dense`` (all but spread tables) or ``step``.
     """
 
     tables: Sequence[TableDemand]
@@ -87,7 +87,7 @@ class ModelDemand:
     reduction: str
     weighted: bool
     single_valued: bool
-    captured: bool
+    cuda_graph: str
 
     @property
     def id_bytes(self) -> int:

@@ -145,7 +145,7 @@ class CapacityPlan:
                 "bytes_ms": time.bytes_ms,
                 "reduction_ms": time.reduction_ms,
                 "hidden_reduction_ms": time.hidden_ms,
-                "captured": self.model.captured,
+                "cuda_graph": self.model.cuda_graph,
             },
             "rows_per_s": self.rows_per_s,
             "hours_a_day": self.hours_a_day,

@@ -39,8 +39,12 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             f"{time.longest_ms:.3f} ms"
         )
     yield f"first limit: {plan.first_limit()}"
-    if not plan.model.captured:
-        yield "note: this schedule captures no step; launched kernel by kernel, the host sets a slower pace than this"
+    uncaptured = {"step": None, "dense": "the part of spread tables"}.get(plan.model.cuda_graph, "all of it")
+    if uncaptured is not None:
+        yield (
+            f"note: this is the device's time; {uncaptured} is launched kernel by kernel, where the host may set a "
+            "slower pace"
+        )
 
 
 def _placement(plan: CapacityPlan) -> TextTable:

@@ -21,7 +21,8 @@ The exchange of pooled rows stands before all of it, and that of the tables' gra
 it: towers need all rows, and the gradient of a row is the sum of all towers'. Blocks share the time of compute as their
 forwards share the arithmetic, a backward taking twice its forward.
 
-Not in it: the host. A step whose dense part is launched kernel by kernel is set by its launches, not by this.
+Not in it: the host. What is launched kernel by kernel (all of a step that is not captured, and the lookups and
+exchanges of spread tables) may take longer than this says.
 """
 
 from __future__ import annotations

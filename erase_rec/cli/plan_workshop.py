@@ -132,7 +132,7 @@ def dense_demand(config: Config, tables: Sequence[Table], cluster: Cluster) -> M
         reduction=plan.reduction or "bucket",
         weighted=any(feature.weights is not None for feature in config.features.sparse),
         single_valued=not any(feature.multi_valued for feature in config.features.sparse),
-        captured=plan.cuda_graph in {"dense", "step"},
+        cuda_graph=plan.cuda_graph,
     )
 
 

@@ -54,7 +54,7 @@ def model(sharding: str = "row_wise", kernel: str = "fused", ids: float = 3.0, *
         reduction="bucket",
         weighted=False,
         single_valued=False,
-        captured=True,
+        cuda_graph="step",
     )
     return replace(plain, **changes)
 
@@ -183,9 +183,10 @@ def test_a_step_is_the_sum_of_its_terms() -> None:
     assert time.reduction_ms == pytest.approx(1e3 * 12000 * 1.5 / 1e6)
     assert time.step_ms == pytest.approx(sum(time.terms().values()))
     assert time.longest_ms == pytest.approx(time.step_ms + time.reduction_ms - time.exposed_ms)
-    plan = CapacityPlan(cluster, model("table_wise", captured=False), 0, rows_per_day=10**6)
+    plan = CapacityPlan(cluster, model("table_wise", cuda_graph="dense"), 0, rows_per_day=10**6)
     assert plan.rows_per_s == pytest.approx(1e3 * RANKS * BATCH / time.step_ms)
-    assert "host sets a slower pace" in "\n".join(sentences(plan))
+    assert "the part of spread tables is launched kernel by kernel" in "\n".join(sentences(plan))
+    assert "kernel by kernel" not in "\n".join(sentences(replace(plan, model=model("table_wise"))))
     assert {row[0] for row in tables(plan)[2].rows} >= {"tables.exchange", "one", "over_arch"}
     slow = replace(plan, rows_per_day=10**12)
     assert "speed:" in str(slow.problem())
