@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,7 +63,7 @@ def test_the_points_of_a_search_are_those_of_the_sweep_and_a_cut_falls_on_all_ar
     )
 
 
-def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(
+def test_the_best_point_of_each_arm_is_trained_anew_and_scores_the_test_rows(
     benchmarks: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     """Of the points that every arm has: the last one, best for ``joint``, is of a search that was cut short."""
@@ -76,15 +76,11 @@ def test_the_best_point_of_each_arm_is_trained_as_long_as_it_was_best(
         result(benchmarks, "joint", "three", (0.1,)),
     ]
     chosen = objectives.choose(found, "frappe")
-    assert [(each.arm, each.variant, each.ne, each.step) for each in chosen] == [
-        ("exact", "two", 0.69, 120),
-        ("joint", "one", 0.65, 40),
-    ]
+    assert [(each.arm, each.variant, each.ne) for each in chosen] == [("exact", "two", 0.69), ("joint", "one", 0.65)]
     jobs = objectives.final_jobs("frappe", chosen, 2, tmp_path)
     assert [(job.arm, job.seed) for job in jobs] == [("exact", 1), ("joint", 1), ("exact", 2), ("joint", 2)]
-    assert {"towers=of exact", "train.steps=120", "train.eval_every_steps=120"} < set(jobs[0].overrides)
-    assert not any("epochs" in text or "valid" in text for job in jobs for text in job.overrides)
-    assert any("frappe/test.parquet" in text for text in jobs[0].overrides)
+    assert jobs[0].overrides == ("towers=of exact", "train.epochs=6"), "as it was found, with the set's validation rows"
+    assert {job.test for job in jobs} == {"datasets/objectives/frappe/test.parquet"}
     with pytest.raises(SystemExit, match="no point that every arm has finished"):
         objectives.choose([*found[-2:], result(benchmarks, "own", "one", (0.5,))], "frappe")
 
@@ -130,6 +126,31 @@ def test_runs_are_kept_line_by_line_and_gone_on_with(benchmarks: dict[str, Modul
     assert runs.run_all(jobs[1:2], file, processes=1, limit_s=-1.0) == found, "no time is left to try again"
 
 
+def test_test_rows_are_scored_with_the_best_checkpoint(benchmarks: dict[str, ModuleType], tmp_path: Path) -> None:
+    """The best is one in the middle: afterwards the model learns its rows by heart."""
+    runs, generator = benchmarks["objectives_runs"], np.random.default_rng(1)
+    for part, rows in (("train", 400), ("valid", 100), ("test", 50)):
+        label = generator.integers(0, 2, rows)
+        columns = {"label": label, "x": label + generator.normal(size=rows), "c": generator.integers(0, 200, rows)}
+        pd.DataFrame(columns).to_parquet(tmp_path / f"{part}.parquet")
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        f"data: {{kind: parquet, train: {tmp_path}/train.parquet, eval: {tmp_path}/valid.parquet, "
+        "label: {column: label}}\n"
+        "features: {dense: [x], sparse: [{name: c, encoding: vocabulary}]}\n"
+        "towers: [{name: deep, kind: mlp, params: {hidden: [8], out_dim: 4}}]\n"
+        "optimizer: {dense: {lr: 2e-2}, sparse: {kind: adam, lr: 3e-1}}\n"
+        "train: {epochs: 3, local_batch_size: 40, keep_checkpoints: 1}\n"
+    )
+    job = runs.Job("s", "a", "", 1, str(config), (), str(tmp_path / "a.npy"), str(tmp_path / "test.parquet"))
+    longer = runs.run(job)
+    until = runs.run(replace(job, overrides=("train.epochs=2",), scores=str(tmp_path / "b.npy")))
+    assert (longer.error, until.error, len(longer.evals)) == (None, None, 3)
+    assert longer.best() == until.best() == (longer.evals[1][1], 20)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+    assert len(np.load(tmp_path / "label.npy")) == 50
+
+
 def test_sets_take_turns_in_proportion(benchmarks: dict[str, ModuleType]) -> None:
     assert "".join(benchmarks["objectives"].spread({"long": "aaaa", "short": "bb"})) == "abaaba"
 
@@ -145,7 +166,7 @@ def scored(benchmarks: dict[str, ModuleType], chosen: list[Any], folder: Path, n
         for seed in (1, 2, 3):
             path = folder / f"{each.arm}-{seed}.npy"
             np.save(path, (logit + noise[each.arm] * generator.normal(size=ROWS)).astype(np.float32))
-            found.append(result(benchmarks, each.arm, each.settings, (0.5,), seed, scores=str(path)))
+            found.append(result(benchmarks, each.arm, each.variant, (0.5,), seed, scores=str(path)))
     return [*found, result(benchmarks, "joint", "another choice", (0.5,), 4, scores="none")]
 
 
@@ -155,7 +176,7 @@ def test_gaps_are_to_the_exact_arm_that_was_best_on_validation_rows(
     """Even where another exact arm is better on the test rows."""
     noise = {"exact": 0.4, "exact_additive": 0.0, "joint": 0.8}
     ne = {"exact": 0.7, "exact_additive": 0.8, "joint": 0.6}
-    chosen = [benchmarks["objectives"].Chosen(arm, "v", ne[arm], 5, ()) for arm in noise]
+    chosen = [benchmarks["objectives"].Chosen(arm, "v", ne[arm], ()) for arm in noise]
     tested = scored(benchmarks, chosen, tmp_path, noise)
     page = benchmarks["objectives_page"]
     page.write_report({"frappe": chosen, "adult": chosen}, tested, tmp_path / "gap")
