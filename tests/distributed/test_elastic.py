@@ -71,16 +71,6 @@ def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
-def wait_for_port(port: int) -> None:
-    limit = time.monotonic() + 120
-    while time.monotonic() < limit:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    pytest.fail("nobody listens")
-
-
 def wait_for_step(folder: Path, step: int, *launchers: subprocess.Popen[str]) -> None:
     log, limit = folder / "runs" / "r" / "metrics.jsonl", time.monotonic() + 240
     while not (log.exists() and f'"step": {step},' in log.read_text()):
@@ -110,15 +100,17 @@ def test_a_run_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     options = (
         *("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-id", "job"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"),
-        *("--rdzv-conf", "last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=3"),
     )
-    with torchrun(tmp_path, *options) as stays:
-        wait_for_port(port)  # the one that stays holds the meeting place
-        with torchrun(tmp_path, *options) as lost:
-            wait_for_step(tmp_path, 10, stays, lost)
-            for each in tree(lost):
-                each.send_signal(signal.SIGKILL)
-            said, _ = stays.communicate(timeout=400)
+    # The one that stays holds the meeting place. Started together they meet, however long a start takes.
+    place, meeting = "--rdzv-conf", "last_call_timeout=30,keep_alive_interval=1,keep_alive_max_attempt=3,is_host="
+    with (
+        torchrun(tmp_path, *options, place, f"{meeting}true") as stays,
+        torchrun(tmp_path, *options, place, f"{meeting}false") as lost,
+    ):
+        wait_for_step(tmp_path, 10, stays, lost)
+        for each in tree(lost):
+            each.send_signal(signal.SIGKILL)
+        said, _ = stays.communicate(timeout=400)
     assert stays.returncode == 0, said
     assert (tmp_path / "record-0-1").exists(), "there were two"
     assert "resuming from runs/r/checkpoints/step_" in said
