@@ -21,7 +21,7 @@ from in_process import call
 
 from erase_rec.distributed.launch import Job
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 VARIANT = next(iter(faults.VARIANTS))
 FAST = (
@@ -84,7 +84,7 @@ def test_torchrun_restarts_a_killed_run(tmp_path: Path) -> None:
     expected = suite.whole(VARIANT)
     options = ("--nproc-per-node", "2", "--max-restarts", "1")
     with torchrun(tmp_path, *options, fault={"kind": "kill", "rank": 1, "step": 10}) as process:
-        said, _ = process.communicate(timeout=300)
+        said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert "resuming from runs/r/checkpoints/step_00000008" in said
     assert faults.audit([tmp_path / "record-0", tmp_path / "record-1"]) == []
