@@ -12,7 +12,7 @@ ID_BYTES = 8
 STATE_VALUES = {"rowwise_adagrad": 0, "adagrad": 1, "adam": 2, "sgd": 0}
 """Float32 values that the optimizer keeps beside each weight of a table; ``rowwise_adagrad`` keeps one a row."""
 CACHE_SHARE = 0.2
-"""Rows that ``fused_uvm_caching`` holds on the device, FBGEMM's default."""
+"""Rows that ``fused_uvm_caching`` holds on the device where ``cache_share`` says nothing: FBGEMM's default."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class TableDemand:
         name: the feature's name.
         plan: rows, columns and places; sharding may also be ``replicated``.
         ids_per_row: mean ids that a row of a batch looks up.
+        cache_share: of its rows that ``fused_uvm_caching`` holds on the device.
     """
 
     name: str
     plan: TablePlan
     ids_per_row: float
+    cache_share: float = CACHE_SHARE
 
 
 @dataclass(frozen=True)

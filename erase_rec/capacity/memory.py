@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from erase_rec.capacity.demand import CACHE_SHARE, FLOAT_BYTES, ID_BYTES, STATE_VALUES, ModelDemand
+from erase_rec.capacity.demand import FLOAT_BYTES, ID_BYTES, STATE_VALUES, ModelDemand
 from erase_rec.capacity.traffic import SPREAD, columns_held
 from erase_rec.distributed.table_plan import Place
 
@@ -52,7 +52,7 @@ def memory_of_ranks(model: ModelDemand, ranks: int, reserve_gib: float) -> list[
     for table in model.tables:
         for place in table.plan.places:
             weight, state = part_bytes(place, model.sparse_optimizer)
-            on_device = {"fused_uvm": 0.0, "fused_uvm_caching": CACHE_SHARE}.get(table.plan.kernel, 1.0)
+            on_device = {"fused_uvm": 0.0, "fused_uvm_caching": table.cache_share}.get(table.plan.kernel, 1.0)
             weights[place.rank] += round(weight * on_device)
             states[place.rank] += round(state * on_device)
             host[place.rank] += weight + state if on_device < 1 else 0

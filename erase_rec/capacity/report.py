@@ -39,6 +39,8 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             f"{time.longest_ms:.3f} ms"
         )
     yield f"first limit: {plan.first_limit()}"
+    if plan.host_gib:
+        yield "note: rows in host memory come over PCIe, whose time is not counted"
     uncaptured = {"step": None, "dense": "the part of spread tables"}.get(plan.model.cuda_graph, "all of it")
     if uncaptured is not None:
         yield (

@@ -24,7 +24,7 @@ from erase_rec.bench.floor import (
     table_bytes,
 )
 from erase_rec.capacity.cluster import Cluster
-from erase_rec.capacity.demand import FLOAT_BYTES, BlockDemand, ModelDemand, TableDemand
+from erase_rec.capacity.demand import CACHE_SHARE, FLOAT_BYTES, BlockDemand, ModelDemand, TableDemand
 from erase_rec.capacity.memory import GIB
 from erase_rec.capacity.plan import PLANNER_KEEPS, CapacityPlan, ranks_that_hold, room_for_tables, weights_bytes
 from erase_rec.cli.bench_workshop import feature_dims
@@ -110,10 +110,16 @@ def dense_demand(config: Config, tables: Sequence[Table], cluster: Cluster) -> M
     shares, counted = _forward_shares(model, few), _counted(counting, model, nothing, few)
     whole = floor(config, counted, many, dims, Ceilings(cluster.memory_bytes_per_s, cluster.flops_per_s))
     plan = Plan.from_config(config, cluster.ranks)
+    cached = {entry.name: entry.cache_share for entry in config.embedding.tables}
     compute_bytes = 2 if config.train.precision == "bf16" else 4
     return ModelDemand(
         tables=[
-            TableDemand(table.name, TablePlan(table.rows, table.dim, "nowhere", "none", ()), ids_of(feature))
+            TableDemand(
+                table.name,
+                TablePlan(table.rows, table.dim, "nowhere", "none", ()),
+                ids_of(feature),
+                cached.get(table.name) or CACHE_SHARE,
+            )
             for table, feature in zip(tables, config.features.sparse, strict=True)
         ],
         blocks=_blocks(config, model, plan, shares, compute_bytes),
@@ -238,7 +244,8 @@ def _lack(asked: Question) -> str | None:
     cluster, reserve = asked.cluster, asked.reserve_gib
     room = max(0.0, room_for_tables(asked.demand, cluster, reserve) * (1 - PLANNER_KEEPS) / GIB)
     share = weights_bytes(asked.demand) / cluster.ranks / GIB
-    if share <= room:
+    on_host = any(entry.kernel in {"fused_uvm", "fused_uvm_caching"} for entry in asked.config.embedding.tables)
+    if share <= room or on_host:
         return None
     return (
         f"GPU memory: each of {cluster.ranks} ranks would hold {share:,.1f} GiB of table weights and has room for "

@@ -138,8 +138,11 @@ def test_rows_in_host_memory_leave_the_device() -> None:
     assert (uvm.device["tables"], uvm.host) == (0, whole + 4 * ROWS)
     (cached,) = memory_of_ranks(replace(model("replicated"), tables=[only_rank("fused_uvm_caching")]), 1, 0)
     assert (cached.device["tables"], cached.host) == (whole / 5, whole + 4 * ROWS)
+    half = replace(only_rank("fused_uvm_caching"), cache_share=0.5)
+    assert memory_of_ranks(replace(model("replicated"), tables=[half]), 1, 0)[0].device["tables"] == whole / 2
     plan = CapacityPlan(Cluster(1, host_gib=1e-6), replace(model("replicated"), tables=[only_rank("fused_uvm")]), 0)
     assert "host memory: a node needs" in str(plan.problem())
+    assert "over PCIe" in "\n".join(sentences(plan))
 
 
 def only_rank(kernel: str) -> TableDemand:
