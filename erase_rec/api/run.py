@@ -20,6 +20,7 @@ from erase_rec.api.base_rate import base_rate_said
 from erase_rec.api.config import Config
 from erase_rec.api.introduction import introduction
 from erase_rec.api.restart import begun_run, job_entry, same_data
+from erase_rec.api.warm_start import WarmStart, warm_start
 from erase_rec.callbacks import Callback, CallbackError, Callbacks, RunState
 from erase_rec.checkpoint import CheckpointManager, read_state
 from erase_rec.config import schema
@@ -52,7 +53,7 @@ RESUMABLE = (
     *("embedding.sharding", "embedding.tables", "schedule.cuda_graph"),
 )
 """Sections and keys that may change when a run is resumed: no batch depends on them ..."""
-FIXED = ("train.local_batch_size", "train.precision", "train.device")
+FIXED = ("train.local_batch_size", "train.precision", "train.device", "train.init_from")
 """... without these: the data position or the numbers depend on them."""
 LAST_WRITE_S = 20.0
 """Time that a checkpoint which is being written has once another rank has failed; launchers kill after 30."""
@@ -85,7 +86,7 @@ class Run:
     def start(self, written: Config) -> None:
         """Trains anew, or goes on where torchrun has started the ranks of this job again.
 
-        The folder is made once the data have been read, so that a mistake leaves none behind.
+        The folder is made once the data have been read and the model is built, so that a mistake leaves none behind.
         """
         resolved = written.resolved()
         config = _with_absolute_paths(resolved)
@@ -104,6 +105,8 @@ class Run:
                 return
             datasets = self.open_data(config, rank=world.rank, world_size=world.size, pin=machine.pins)
             same_data(datasets, world)
+            parts = _parts(config, folder, datasets, machine, world)
+            warmed = _warmed(parts, datasets)
             if world.is_first:
                 record = {"command": shlex.join(sys.argv), "data_fingerprint": datasets.fingerprint} | job_entry()
                 with folder.made() as beginning:
@@ -111,7 +114,9 @@ class Run:
                     datasets.write_quarantine(beginning.path)
                     beginning.write_environment(environment.describe() | record | {"seed": str(config.seed)})
                     beginning.write_config(dump_config(config))
-            self._train(config, folder, datasets, machine, world, start=None, notes=[])
+                    if warmed is not None:
+                        warmed.write(beginning)
+            self._train(parts, folder, datasets, machine, start=None, notes=_notes(warmed))
 
     def resume(self, path: Path, overrides: Sequence[str]) -> None:
         """Continues the run of a folder from its newest whole checkpoint; without one from the first step.
@@ -121,7 +126,7 @@ class Run:
         """
         for override in overrides:
             key = override.partition("=")[0]
-            if key in FIXED or not key.startswith(RESUMABLE):
+            if key.startswith(FIXED) or not key.startswith(RESUMABLE):
                 raise UserError(f"--resume: {key} cannot change in a resumed run; start a new run with --config")
         folder = RunFolder.open(path)
         config = _with_absolute_paths(load_config(folder.config, overrides, catalog=ContentCatalog()).config)
@@ -144,28 +149,30 @@ class Run:
                 f"the run read {recorded[:12]}; restore the files, or start a new run with --config {folder.config}"
             )
         start, notes = _newest_checkpoint(folder, config, world)
+        parts = _parts(config, folder, datasets, machine, world)
+        warmed = _warmed(parts, datasets) if start is None else None
         if world.is_first:
             folder.write_config(dump_config(config))
-        self._train(config, folder, datasets, machine, world, start=start, notes=notes)
+            if warmed is not None:
+                warmed.write(folder)
+        self._train(parts, folder, datasets, machine, start=start, notes=[*notes, *_notes(warmed)])
 
     def _train(
         self,
-        config: schema.Config,
+        parts: Parts,
         folder: RunFolder,
         datasets: Datasets,
         machine: Machine,
-        world: World,
         *,
         start: Path | None,
         notes: list[str],
     ) -> None:
         """Trains, and leaves logs and a summary whatever happens; the first rank alone writes and speaks."""
+        config, world = parts.config, parts.world
         self.folder, self.is_first, self.bayes_ne = folder, world.is_first, datasets.bayes_ne
-        tuned = Tuning.model_validate_json(folder.autotune.read_bytes()) if folder.autotune.exists() else None
-        parts = build_parts(config, datasets, folder, machine, world, tuning=tuned)
         if parts.sharding is not None and world.is_first:
             parts.sharding.write(folder.sharding_plan)
-        if parts.tuning is not None and tuned is None and world.is_first:
+        if parts.tuning is not None and not folder.autotune.exists() and world.is_first:
             folder.autotune.write_text(parts.tuning.model_dump_json(indent=2) + "\n", encoding="utf-8")
         position = Position() if start is None else Position(**read_state(start)["position"])
         total = planned_steps(config.train, datasets.train, position)
@@ -239,6 +246,22 @@ def _tell_of_the_end(callbacks: Callbacks, summary: Summary, raised: BaseExcepti
         raised.add_note(str(error))
 
 
+def _parts(config: schema.Config, folder: RunFolder, datasets: Datasets, machine: Machine, world: World) -> Parts:
+    """What the run trains, with initial weights, and placed as an earlier start of it was."""
+    tuned = Tuning.model_validate_json(folder.autotune.read_bytes()) if folder.autotune.exists() else None
+    return build_parts(config, datasets, folder, machine, world, tuning=tuned)
+
+
+def _warmed(parts: Parts, datasets: Datasets) -> WarmStart | None:
+    """Lets the model begin with what ``train.init_from`` names; None: with nothing."""
+    wanted = parts.config.train.init_from
+    return None if wanted is None else warm_start(wanted, parts, datasets.features, parts.world)
+
+
+def _notes(warmed: WarmStart | None) -> list[str]:
+    return [] if warmed is None else [warmed.text()]
+
+
 def _newest_checkpoint(folder: RunFolder, config: schema.Config, world: World) -> tuple[Path | None, list[str]]:
     """The checkpoint that the first rank finds, and what is to be said of it."""
     found: tuple[Path | None, list[str]] = (None, [])
@@ -251,11 +274,13 @@ def _newest_checkpoint(folder: RunFolder, config: schema.Config, world: World) -
 
 
 def _with_absolute_paths(config: schema.Config) -> schema.Config:
-    """Data paths that a resumed run finds from any folder."""
-    data = config.data
+    """Data and the run to begin with, by paths that a resumed run finds from any folder."""
+    data, train = config.data, config.train
     paths = {split: tuple(absolute(path) for path in getattr(data, split)) for split in ("train", "eval")}
     prepared = None if data.prepared is None else absolute(data.prepared)
-    return config.model_copy(update={"data": data.model_copy(update={**paths, "prepared": prepared})})
+    if (source := train.init_from) is not None:
+        train = train.model_copy(update={"init_from": source.model_copy(update={"path": absolute(source.path)})})
+    return config.model_copy(update={"data": data.model_copy(update={**paths, "prepared": prepared}), "train": train})
 
 
 def _audit(parts: Parts, machine: Machine, log: RunLog, position: Position) -> str:
