@@ -14,6 +14,7 @@ of rows, ``OUT.md`` and a picture a set. Each goes on where it was stopped, and 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -151,6 +152,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="no run starts that would end later")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ne-gap"), help="report: without ending")
+    parser.add_argument("--more", type=Path, nargs="*", default=[], help="report: JSON of other machines' reports")
+    parser.add_argument("--measured", default="", help="report: when, where and of which commit")
     arguments = parser.parse_args()
     if unknown := set(arguments.sets) - set(SETS):
         parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")
@@ -169,7 +172,8 @@ def main() -> None:
         tested = [moved(result, arguments.runs) for result in read_results(arguments.runs / "test.jsonl")]
         there = {each.job.group for each in found}
         chosen = {name: choose(found, name) for name in sets if searched(name) in there}
-        write_report(chosen, tested, arguments.out)
+        more = [row for file in arguments.more for row in json.loads(file.read_text(encoding="utf-8"))]
+        write_report(chosen, tested, arguments.out, more=more, measured=arguments.measured)
 
 
 if __name__ == "__main__":

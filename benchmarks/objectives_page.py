@@ -78,22 +78,38 @@ def scores(result: Result) -> ScoredRun:
     return ScoredRun(torch.arange(len(label)), label, logit, {})
 
 
-def write_report(chosen: Mapping[str, Sequence[Chosen]], tested: Sequence[Result], out: Path) -> None:
-    """Writes ``OUT.json``, ``OUT.md`` and ``OUT-SET.png``; sets without two seeds of every arm are left out."""
+def write_report(
+    chosen: Mapping[str, Sequence[Chosen]],
+    tested: Sequence[Result],
+    out: Path,
+    *,
+    more: Sequence[Row] = (),
+    measured: str = "",
+) -> None:
+    """Writes ``OUT.json``, ``OUT.md`` and ``OUT-SET.png``; sets without two seeds of every arm are left out.
+
+    Args:
+        chosen: of each set, what was best for each arm.
+        tested: the runs on test rows.
+        out: path without ending.
+        more: rows of another machine's report, whose pictures are put beside this one's by hand.
+        measured: when, where and of which commit, for people.
+    """
     rows: list[dict[str, Any]] = []
     for name, of_set in chosen.items():
         found, gaps = measure(name, of_set, tested)
         rows += found
         if gaps:
             plot_gaps(gaps, found[0]["reference"], out.with_name(f"{out.name}-{name}.png"))
+    rows += more
     out.with_suffix(".json").write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(page(rows, out.name), encoding="utf-8")
+    out.with_suffix(".md").write_text(page(rows, out.name, measured), encoding="utf-8")
 
 
-def page(rows: Sequence[Row], stem: str) -> str:
+def page(rows: Sequence[Row], stem: str, measured: str) -> str:
     """The whole page; pictures are beside it."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
-    parts = [INTRODUCTION, *preset(rows, sets), *all_arms(rows, sets)]
+    parts = [TITLE, measured, INTRODUCTION, *preset(rows, sets), *all_arms(rows, sets)]
     for name in sets:
         parts += of_set([row for row in rows if row["dataset"] == name], f"{stem}-{name}.png")
     return "\n".join([*parts, *table_1()]) + "\n"
@@ -181,8 +197,9 @@ def table_1() -> list[str]:
     return lines
 
 
-INTRODUCTION = """# NE gap of local objectives
+TITLE = "# NE gap of local objectives\n"
 
+INTRODUCTION = """
 Written by `python benchmarks/objectives.py report`; the numbers are those of `ne-gap.json`. What the arms are:
 [objectives](../objectives.md).
 

@@ -181,6 +181,12 @@ def test_gaps_are_to_the_exact_arm_that_was_best_on_validation_rows(
     page = benchmarks["objectives_page"]
     page.write_report({"frappe": chosen, "adult": chosen}, tested, tmp_path / "gap")
     rows = json.loads((tmp_path / "gap.json").read_text())
+    elsewhere = [row | {"dataset": "synthetic_20m", "ci_high_pct": 0.01} for row in rows]
+    page.write_report({}, [], tmp_path / "more", more=elsewhere, measured="on another machine")
+    text = (tmp_path / "more.md").read_text()
+    assert "on another machine" in text
+    assert "| +0.010, 0.02: met |" in text
+    assert json.loads((tmp_path / "more.json").read_text()) == elsewhere
     found = {row["arm"]: row for row in rows}
     assert {(row["dataset"], row["reference"]) for row in rows} == {("frappe", "exact")}, "adult has no runs"
     assert found["exact"]["gap_pct"] == 0
