@@ -18,6 +18,8 @@ from data.shuffle import Window, windows
 from erase_rec.batch import Batch
 
 THREAD_NAME = "loader"
+_SPARE_WINDOWS = 1
+"""Made besides those that the threads are at: else every window that takes longer than others is waited for."""
 
 
 class Loader:
@@ -30,8 +32,8 @@ class Loader:
     ranks is to be the mean over rows: the few rows over are dropped. As the order knows nothing of batches and ranks,
     an epoch can go on at any row with another number of ranks.
 
-    With ``workers`` = n, while the batches of a window are handed out, the next n windows are made in n threads. So
-    n + 2 windows of rows are in memory at most: one more whose last batches are still in use.
+    With ``workers`` = n, while the batches of a window are handed out, the next n + 1 windows are made in n threads. So
+    n + 3 windows of rows are in memory at most: one more whose last batches are still in use.
 
     Attributes:
         num_rows: rows over all ranks.
@@ -94,7 +96,7 @@ class Loader:
         """
         shares = self._shares(epoch, start_row, endless)
         begun: list[Batch] = []
-        for parts, finished in in_order(self._make, shares, self._workers, THREAD_NAME):
+        for parts, finished in in_order(self._make, shares, self._workers, THREAD_NAME, spare=_SPARE_WINDOWS):
             for number, part in enumerate(parts, start=1):
                 begun.append(part)
                 if number < len(parts) or finished:

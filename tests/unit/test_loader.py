@@ -272,16 +272,16 @@ def test_threads_change_nothing(workers: int, bags: bool) -> None:
 
 
 def test_so_many_windows_are_made_ahead() -> None:
-    """A block is a window here; while the first is in use, there are those of the workers besides."""
+    """A block is a window here; while the first is in use, there are those of the workers besides, and a spare one."""
     store = CountingStore([make_block(10, first=10 * number) for number in range(30)])
-    for workers in (0, 1, 3):
+    for workers, ahead in ((0, 0), (1, 2), (3, 4)):
         store.reads = 0
         batches = make_loader(store, 10, window=10, workers=workers).batches(0)
         for used in range(1, 10):
             next(batches)
-            assert store.reads <= used + workers
+            assert store.reads <= used + ahead
         batches.close()  # type: ignore[attr-defined]
-        assert store.reads <= 9 + workers
+        assert store.reads <= 9 + ahead
 
 
 def test_a_window_s_blocks_are_read_in_file_order() -> None:
@@ -347,6 +347,24 @@ def test_items_are_read_no_further_than_needed() -> None:
     assert [next(results) for _ in range(3)] == [0, 1, 4]
     assert len(taken) == 5
     results.close()  # type: ignore[attr-defined]
+
+
+def test_a_spare_result_is_there_while_the_thread_is_held_up() -> None:
+    """One thread: while result 0 is in use it makes 1 and 2, the spare one; so 1 and 2 come though 3 takes for ever."""
+    go_on, reached = threading.Event(), threading.Event()
+
+    def slow(item: int) -> int:
+        if item == 2:
+            reached.set()
+        assert item != 3 or go_on.wait(60)
+        return item
+
+    results = in_order(slow, range(5), workers=1, spare=1)
+    assert next(results) == 0
+    assert reached.wait(60), "the thread went on to the spare result while the first one was in use"
+    assert [next(results) for _ in range(2)] == [1, 2]
+    go_on.set()
+    assert list(results) == [3, 4]
 
 
 def picked(store: MemoryStore, rows: list[int], *sizes: int) -> list[Batch]:
