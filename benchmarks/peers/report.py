@@ -62,7 +62,7 @@ def with_own(rows: Sequence[Row], own: Sequence[Mapping[str, Any]]) -> list[Row]
                 best = min(there, key=lambda each: float(each["validation_ne"]))
                 arm = f"erase-rec, best {kind}arm: {best['arm']}"
                 same = {key: best.get(key) for key in ("dataset", "seeds", "ne", "auc", "validation_ne")}
-                chosen.append({**same, "arm": arm, "points": None, "ne_sd": None, "rates": best.get("lr")})
+                chosen.append({**same, "arm": arm, "points": None, "ne_sd": None, "rates": [best["settings"]]})
     return sorted([*rows, *chosen], key=lambda row: (row["dataset"], row["ne"]))
 
 
