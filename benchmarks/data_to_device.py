@@ -152,21 +152,21 @@ class WatchedTurn(Turn):
     """Some consecutive steps.
 
     Attributes:
-        idle_ms: time that the device stood still before each step until its batch was there.
+        host_ms: time that the host waited for each batch, while the device may have been at work.
         asked: what each made the loader do, which is for a later step.
     """
 
-    idle_ms: FloatArray
+    host_ms: FloatArray
     asked: list[Asked]
 
     def latest(self, count: int) -> list[dict[str, object]]:
         """The steps that the device waited for longest."""
-        steps = np.argsort(-self.idle_ms, kind="stable")[:count].tolist()
+        steps = np.argsort(-self.wait_ms, kind="stable")[:count].tolist()
         return [
             {
                 "step": step,
-                "idle_ms": round(float(self.idle_ms[step]), 3),
-                "wait_ms": round(float(self.wait_ms[step]), 3),
+                "idle_ms": round(float(self.wait_ms[step]), 3),
+                "host_ms": round(float(self.host_ms[step]), 3),
                 "loader_ms": round(self.asked[step].loader_ms, 3),
                 "begins": self.asked[step].begins,
             }
@@ -175,21 +175,21 @@ class WatchedTurn(Turn):
 
 
 def watched_turn(step: TrainStep, batches: Iterator[Batch], asked: Asked, count: int) -> WatchedTurn:
-    """As :func:`timed_turn`, with a mark of the clock more in each step: where its batch is there."""
+    """As :func:`timed_turn`, with the host's time for each batch, and what it asked of the loader meanwhile."""
     clock = clock_for(step.device())
-    ends, there, waits, found = [clock.mark()], [], [], []
+    ends, there, host_s, found = [clock.mark()], [], [], []
     asked.news()
     for _ in range(count):
         start_s = time.perf_counter()
         batch = next(batches)
         there.append(clock.mark())
-        waits.append(time.perf_counter() - start_s)
+        host_s.append(time.perf_counter() - start_s)
         found.append(asked.news())
         step(batch)
         ends.append(clock.mark())
     seconds = [clock.seconds(first, then) for first, then in pairwise(ends)]
     idle = [clock.seconds(end, mark) for end, mark in zip(ends[:-1], there, strict=True)]
-    return WatchedTurn(1e3 * np.array(seconds), 1e3 * np.array(waits), 1e3 * np.array(idle), found)
+    return WatchedTurn(1e3 * np.array(seconds), 1e3 * np.array(idle), 1e3 * np.array(host_s), found)
 
 
 def told(turns: Sequence[Turn]) -> dict[str, object]:
@@ -199,11 +199,11 @@ def told(turns: Sequence[Turn]) -> dict[str, object]:
         "step_ms_p50": float(np.median(step_ms)),
         "step_ms_mean": float(step_ms.mean()),
         "step_ms_p99": float(np.quantile(step_ms, 0.99)),
-        "host_wait_share": float(sum(turn.wait_ms.sum() for turn in turns) / step_ms.sum()),
+        "device_idle_share": float(sum(turn.wait_ms.sum() for turn in turns) / step_ms.sum()),
     }
     seen = [turn for turn in turns if isinstance(turn, WatchedTurn)]
     if seen:
-        found["device_idle_share"] = float(sum(turn.idle_ms.sum() for turn in seen) / step_ms.sum())
+        found["host_wait_share"] = float(sum(turn.host_ms.sum() for turn in seen) / step_ms.sum())
         found["latest"] = [turn.latest(LATEST) for turn in seen]
     return found
 
