@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from erase_rec.distributed.stop import Stop, Stopped
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 
+MEET_S = 0.01
+"""Time between two looks for ranks that have not come yet."""
 NO_JOB = "none"
 """What torchrun calls a job without ``--rdzv-id``."""
 
@@ -143,12 +147,44 @@ def _take_gpu(place: Place) -> None:
 
 
 def _make_group(place: Place, on_cuda: bool, timeout: timedelta) -> Store:
-    """Makes the default process group; gloo carries what lies on the host."""
+    """Makes the default process group; gloo carries what lies on the host. A store of this start of the ranks alone."""
     backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
     store: Store = dist.HashStore()  # type: ignore[attr-defined]
     if place.size > 1:
-        store, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timeout)))
+        shared, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timeout)))
+        store = PrefixStore(_meet(shared, place, timeout), shared)
     dist.init_process_group(
         backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.size, timeout=timeout
     )
     return store
+
+
+def _meet(store: Store, place: Place, timeout: timedelta) -> str:
+    """A name for this start of the ranks, on which they agree.
+
+    A launcher may keep its store over restarts, with all that ranks which have ended wrote: addresses, failures. And
+    ranks need not agree on how often they were started. So each rank comes with a name of its own, for which the first
+    one answers with its own, and says that it was heard.
+
+    Raises:
+        RuntimeError: a rank did not come in time.
+    """
+    own = uuid.uuid4().hex
+    if place.rank > 0:
+        store.set(f"hello/{place.rank}", own)
+        store.wait([f"welcome/{own}"], timeout)
+        name = str(store.get(f"welcome/{own}").decode())
+        store.set(f"here/{name}/{place.rank}", "")
+        return name
+    missing, give_up_s = set(range(1, place.size)), time.monotonic() + timeout.total_seconds()
+    while missing:
+        if time.monotonic() > give_up_s:
+            ranks = ", ".join(map(str, sorted(missing)))
+            raise RuntimeError(f"of {place.size} ranks these did not start within distributed.timeout_s: {ranks}")
+        for rank in sorted(missing):
+            if store.check([f"here/{own}/{rank}"]):
+                missing.remove(rank)
+            elif store.check([f"hello/{rank}"]):
+                store.set(f"welcome/{store.get(f'hello/{rank}').decode()}", own)
+        time.sleep(MEET_S)
+    return own

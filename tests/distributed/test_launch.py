@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from erase_rec.distributed import launch
 from erase_rec.distributed.launch import Place, join_world
 from erase_rec.errors import UserError
 
@@ -70,3 +75,25 @@ def test_an_error_of_a_single_process_is_raised_as_it_is() -> None:
     with pytest.raises(KeyError, match="planted"), join_world(on_cuda=False, timeout_s=5, grouped=True):
         raise KeyError("planted")
     assert not dist.is_initialized()
+
+
+def met(stale: list[str]) -> list[int]:
+    place = Place.read()
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    if place.rank == 0:
+        for key in stale:
+            store.set(key, "of a rank that has ended")
+    with join_world(on_cuda=False, timeout_s=60, grouped=False) as world:
+        return world.gather_objects("found", world.rank)
+
+
+def test_ranks_meet_beside_what_earlier_ones_left_in_the_store(run_ranks: Any) -> None:
+    stale = ["hello/1", "hello/2", "group/0", "board/failure", "board/told"]
+    assert run_ranks(3, met, stale) == [[0, 1, 2]] * 3
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = dist.HashStore()
+    store.set("hello/1", "of a rank that has ended")
+    with pytest.raises(RuntimeError, match=r"of 2 ranks these did not start within distributed\.timeout_s: 1"):
+        launch._meet(store, Place(0, 2, 0), timedelta(seconds=0.1))
