@@ -242,10 +242,8 @@ class _Builder:
             self._add("table_update", waits=[left, *order])
             self._add("end", waits=[left])
             return
-        # Beside the over-arch's last kernels; with several ranks in line with the other collectives.
-        stream = MAIN if self._plan.reduction else self._plan.beside()
-        tables = self._add("table_update", waits=[*backwards, *order], stream=stream)
-        self._add("end", waits=[*updates, tables, "metrics", *self._keep_for_next_step()])
+        self._add("table_update", waits=[*backwards, *order])
+        self._add("end", waits=[*updates, "metrics", *self._keep_for_next_step()])
 
     def _keep_for_next_step(self) -> list[str]:
         """What objectives keep; beside everything, once no backward reads it and the over-arch is updated."""
