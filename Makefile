@@ -41,9 +41,9 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# One fault of each kind; FAULTS=50 SEED=1: so many at random, with a log in docs/results/.
+# One fault of each kind; FAULTS=50 SEED=1: so many at random, with a log in build/.
 faults: setup
-	$(BIN)/python benchmarks/faults.py $(if $(FAULTS),--faults $(FAULTS) --seed $(or $(SEED),1) --out docs/results/faults)
+	$(BIN)/python benchmarks/faults.py $(if $(FAULTS),--faults $(FAULTS) --seed $(or $(SEED),1) --out build/faults)
 
 dashboard: setup
 	$(BIN)/erase-rec dashboard runs
