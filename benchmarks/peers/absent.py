@@ -19,6 +19,7 @@ def stand_in(name: str, **contents: object) -> None:
 
 
 stand_in("polars")
+stand_in("ray")
 stand_in("fuxictr.preprocess")
 stand_in("fuxictr.preprocess.tokenizer", load_pretrain_emb=None)
 stand_in("requests")
