@@ -1,6 +1,6 @@
 """Stands in for modules that peers import and that nothing here uses; imported before them.
 
-FuxiCTR imports polars, for metrics of groups, and its preprocessing, which needs Ray: rows come encoded, and NE and AUC
+FuxiCTR imports polars, for metrics of groups, and Ray, for preprocessing and Parquet: rows come encoded, and NE and AUC
 are computed here. DeepCTR-Torch asks PyPI for its newest version at import. TorchRec before 1.8 imports iopath, with
 which it reads Criteo's files.
 """
