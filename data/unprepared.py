@@ -173,7 +173,7 @@ class _Pass:
 
     def __init__(self, config: Config, folder: Path | None) -> None:
         """Takes a folder for what may not fit into memory; None: there is none."""
-        self._config, self._folder, self._workers = config, folder, config.data.workers
+        self._config, self._folder, self._workers = config, folder, config.data.workers or 0
         self._ids = IdRuns(folder)
         self._scans: list[Scan] = []
 

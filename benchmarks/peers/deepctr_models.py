@@ -2,7 +2,7 @@
 
 Settings that would hurt it needlessly are not used: L2 terms over whole tables in every step (slow, and weak beside
 its summed loss), metrics of every batch, one rate for tables and layers alike, and dense weights that start with a
-deviation of 1e-4 (``init_std`` is for embeddings and layers together; :data:`INIT_STD` was better on validation rows).
+deviation of 1e-4 (``init_std`` is for embeddings and layers together; :data:`INIT_STD` is not compared with others).
 An evaluation within its ``fit`` would leave the model in evaluation mode, without dropout: here ``fit`` ends before.
 """
 

@@ -175,7 +175,7 @@ class Scoring:
             DataError: the source cannot be read, a row cannot under the policy ``error``, or too many cannot.
         """
         start = 0  # rows of the input before the chunk
-        workers = self._predictor.config.data.workers
+        workers = self._predictor.config.data.workers or 0
         for number, chunk in enumerate(in_order(self._read, self._source.chunks(), workers, "predict")):
             self.bad += chunk.bad
             if chunk.rows is not None and chunk.block is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.dataset import Datasets, build_datasets
+from data.dataset import Datasets, build_datasets, loader_threads
 from erase_rec import environment
 from erase_rec.advice.candidates import Plans
 from erase_rec.advice.decision import Decision, decide, fastest
@@ -201,7 +201,7 @@ def _data(decision: Decision, config: Config, workshop: OwnRows, found: Pace) ->
         measured_wait_ms=float(np.mean([turn.wait_ms.mean() for turn in loaded])),
         alone_ms=float(made.wait_ms.mean()),
         batches=count,
-        workers=config.data.workers,
+        workers=loader_threads(config, on_cuda=workshop.content.machine.pins),
     )
 
 

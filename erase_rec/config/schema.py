@@ -104,8 +104,9 @@ class DataConfig(Model):
     shuffle_window: PositiveInt = 262_144
     """Rows that are shuffled among each other, at least: blocks of rows are drawn in random order until they hold so
     many. Memory grows with it."""
-    workers: NonNegativeInt = 0
-    """Threads that assemble batches ahead of the step; the order does not depend on it."""
+    workers: NonNegativeInt | None = None
+    """Threads that assemble batches ahead of the step; the order does not depend on it. Left out: up to 4 where a CUDA
+    device trains, none on a CPU, whose cores the step needs."""
     params: ComponentParams = Field(default_factory=dict)
     """Of the source's kind."""
 
@@ -207,8 +208,8 @@ class TableShardingConfig(Model):
     """FBGEMM's kernel: rows in device memory, in host memory, or there with a cache on the device (the last two: CUDA
     only). ``None``: ``fused``."""
     cache_share: Annotated[PositiveNumber, Field(lt=1)] | None = None
-    """``fused_uvm_caching``: share of the table's rows that the device has room for; ``None``: FBGEMM's 0.2. Such tables
-    of a rank share one cache."""
+    """``fused_uvm_caching``: share of the table's rows that the device has room for; ``None``: FBGEMM's 0.2. A rank's
+    such tables share one cache."""
     column_width: PositiveInt | None = None
     """``column_wise``: columns of a part, which divide the table's; ``None``: the planner's choice."""
 
