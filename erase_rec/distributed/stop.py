@@ -104,7 +104,7 @@ class Stop:
                 self._changed.wait_for(lambda: self._target is not None, 2 * (AGREE_S + LINGER_S))
                 if self._target is None:
                     raise RuntimeError("told to stop, but the other ranks do not say where they are")
-                if self._passed is None or self._passed + 1 >= self._target:
+                if self._target < math.inf and (self._passed is None or self._passed + 1 >= self._target):
                     raise Stopped(self._number)
             if self._passed is not None:
                 self._passed += 1
