@@ -22,7 +22,8 @@ def begun_run(config: schema.Config, world: World) -> Path | None:
     """The folder that an earlier start of this job made for its run, on the first rank; None elsewhere; collective.
 
     torchrun starts ranks again after a failure, and counts that; or because their number has changed, and does not.
-    Then, and where the launcher itself is started again, the job is known by its ``--rdzv-id``.
+    The job is known by its ``--rdzv-id``, also where the launcher itself is started again; without one, that torchrun
+    counts a restart has to do.
 
     Raises:
         UserError: a restart could not find its run, or the one of this name has another configuration.
@@ -41,7 +42,8 @@ def begun_run(config: schema.Config, world: World) -> Path | None:
     folder = RunFolder(Path(config.run.dir).expanduser() / config.run.name)
     if not isfile(folder.config):
         return None
-    if not any(restarts) and (job.id is None or job.id != folder.read_environment().get(JOB)):
+    # A job that found the name taken is restarted, too: it must not go on with what another one has made.
+    if not (any(restarts) if job.id is None else job.id == folder.read_environment().get(JOB)):
         return None
     there = load_config(folder.config, (), catalog=ContentCatalog()).config
     if dump_config(there) != dump_config(config):

@@ -140,7 +140,9 @@ def test_the_same_job_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.M
     assert "runs/r was made by this job with another configuration" in said
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job8")
     assert "run.name: runs/r exists" in start("train.epochs=1", expect=2)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # by torchrun itself, whatever it is called
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # which torchrun does after that refusal, too
+    assert "run.name: runs/r exists" in start("train.epochs=1", expect=2)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # restarts of a job without a name are all that is known of it
     assert "resuming from runs/r/checkpoints/step_00000006" in start("train.epochs=1")
 
 
