@@ -269,6 +269,8 @@ def _newest_checkpoint(folder: RunFolder, config: schema.Config, world: World) -
         checkpoints = CheckpointManager(folder.checkpoints, config.train.keep_checkpoints)
         checkpoints.recover()
         found = checkpoints.latest()
+        if found[0] is not None:
+            checkpoints.name_again(found[0])
     start, notes = world.broadcast_object("checkpoint", found)
     return start, [*notes, f"resuming from {start or 'the first step'}"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from erase_rec.checkpoint.background import HostCopy, Writing
 from erase_rec.checkpoint.plain_errors import ignore_remark
-from erase_rec.checkpoint.record import CheckpointError, CheckpointFormatError, verify
-from erase_rec.checkpoint.writing import PARTIAL, REPLACED, Content, write_and_publish
+from erase_rec.checkpoint.record import CheckpointError, CheckpointFormatError, named_by, verify
+from erase_rec.checkpoint.writing import PARTIAL, REPLACED, Content, point, write_and_publish
 from erase_rec.distributed.beside import RanksBeside
 from erase_rec.distributed.shards import Held, Shards
 from erase_rec.distributed.world import World
@@ -203,6 +203,17 @@ class CheckpointManager:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+    def name_again(self, path: Path) -> None:
+        """Lets ``last`` and ``best`` name the checkpoint at ``path`` where its save ended before they did.
+
+        Call it when a run is continued from there: its state counts that evaluation as the best so far, and no later
+        one that is worse would be marked.
+        """
+        for name in (LAST_FILE, BEST_FILE):
+            mark = self._folder / name
+            if name in named_by(path) and not (mark.exists() and mark.read_bytes() == path.name.encode()):
+                point(mark, path)
 
     def _published(self) -> list[tuple[int, Path]]:
         """Step and folder of each published checkpoint, oldest first."""

@@ -1,6 +1,7 @@
 """What a checkpoint says of itself: its record, the checksums of its files, its index of tensors.
 
-``state.json`` holds format version, step, the loop's state, and size and CRC-32 of every other file.
+``state.json`` holds format version, step, the text files that were to name the checkpoint, the loop's state, and size
+and CRC-32 of every other file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from erase_rec.tensor_index import IndexReader
 
 FORMAT = 3
 STATE_FILE = "state.json"
+NAMED_BY = "named_by"
+"""Entry of the record; not in those of older runs."""
 
 _CHUNK_BYTES = 16 * 2**20
 
@@ -70,6 +73,16 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     state: dict[str, Any] = _record(path)["state"]
     return state
+
+
+def named_by(path: Path) -> list[str]:
+    """The text files that name the checkpoint at ``path`` once its save has come to its end; reads no tensor.
+
+    Raises:
+        CheckpointError: the record is missing, damaged or of another format.
+    """
+    found = _record(path).get(NAMED_BY)
+    return found if isinstance(found, list) else []
 
 
 def stored_layout(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from erase_rec.checkpoint.plain_errors import plain_errors
-from erase_rec.checkpoint.record import FORMAT, STATE_FILE, fingerprint, sealed
+from erase_rec.checkpoint.record import FORMAT, NAMED_BY, STATE_FILE, fingerprint, sealed
 from erase_rec.distributed.beside import RanksBeside
 from erase_rec.distributed.shards import Held, Shards, ShardsSavePlanner
 
@@ -64,8 +64,9 @@ def write_and_publish(target: Path, content: Content, pointers: Sequence[Path], 
         files = _write_alone(partial, content.tensors) if ranks is None else _write_part(partial, content, ranks)
         with _together("publish", ranks):
             if is_first:
-                record = {"format": FORMAT, "step": content.step, "files": files, "state": content.state}
-                _write(partial / STATE_FILE, json.dumps(sealed(record)))
+                head = {"format": FORMAT, "step": content.step, NAMED_BY: [pointer.name for pointer in pointers]}
+                record = sealed(head | {"files": files, "state": content.state})
+                _write(partial / STATE_FILE, json.dumps(record))
                 _publish(partial, target, pointers)
     except OSError:
         if is_first:
@@ -129,10 +130,15 @@ def _publish(partial: Path, target: Path, pointers: Sequence[Path]) -> None:
     _sync_folder(partial)
     _rename(partial, target)
     for pointer in pointers:
-        written = pointer.with_name(f"{pointer.name}{PARTIAL}")
-        _write(written, target.name)
-        written.replace(pointer)
+        point(pointer, target)
     _sync_folder(target.parent)
+
+
+def point(pointer: Path, target: Path) -> None:
+    """Lets a text file name the checkpoint ``target``; a kill leaves the old name or the new one."""
+    written = pointer.with_name(f"{pointer.name}{PARTIAL}")
+    _write(written, target.name)
+    written.replace(pointer)
 
 
 def _rename(partial: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_process import call
 from torch import Tensor
 
 from erase_rec import checkpoint
@@ -267,11 +268,23 @@ def test_a_save_killed_anywhere_leaves_the_old_or_the_new_checkpoint_whole(
         assert messages == []
         value = checkpoint.read_state(path)["value"]
         assert same(loaded(path), tensors(value))
-        assert manager.best() in set(folder.glob("step_*"))
+        manager.name_again(path)
+        assert manager.best() == path, "each was the best of its time"
+        assert (folder / "last").read_text() == path.name
         assert set(names(folder)) <= {"best", "last", "step_00000001", "step_00000002"}
         old_survived += value == 1.0
         operations += 1
     assert 5 < old_survived < operations, "kills fell before and after the publication"
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_was_to_be_the_best(tmp_path: Path) -> None:
+    run = ("data.params={rows: 200, eval_rows: 50}", "train.local_batch_size=100", "train.threads=1", "run.name=r")
+    call(tmp_path, "train", "--config", "ctr_erase.yaml", *run)
+    best = tmp_path / "runs" / "r" / "checkpoints" / "best"
+    name = best.read_text()
+    best.unlink()  # its save was killed between its two names
+    call(tmp_path, "train", "--resume", "runs/r")
+    assert best.read_text() == name
 
 
 def test_leftovers_of_killed_saves_are_no_checkpoints_and_are_cleared(
