@@ -20,6 +20,8 @@ from erase_rec.distributed.shards import Held, Shards
 from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 
+LOOK_S = 1.0
+"""Time between two looks, while a disk is waited for, whether the process is told to end."""
 BEST_FILE = "best"
 LAST_FILE = "last"
 
@@ -45,7 +47,7 @@ class CheckpointManager:
             keep: how many of the newest are retained besides the best; at least 1.
             world: the ranks that save; None: this process alone.
             in_background: :meth:`save` returns once it has a copy of the state, and a thread writes that.
-            timeout_s: longest wait for another rank.
+            timeout_s: longest wait for another rank, and for the disk once the process is told to end.
         """
         assert keep >= 1
         self._folder = folder
@@ -121,7 +123,9 @@ class CheckpointManager:
         return found
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in the background, for at most ``timeout_s``; None: as long as it takes.
+        """Waits for the save in the background, for at most ``timeout_s``.
+
+        None: as long as it takes; but once the process is told to end, no longer than for another rank.
 
         Raises:
             UserError: it failed, or takes longer; the checkpoints saved before are kept.
@@ -141,6 +145,10 @@ class CheckpointManager:
             return
         target, writing = self._writing
         self._writing = None
+        if timeout_s is None:
+            while self._world.stop.noted is None and not writing.done(LOOK_S):
+                pass
+            timeout_s = self._timeout_s
         if not writing.done(timeout_s):
             raise UserError(
                 f"checkpoint {target} is not written after {timeout_s:g} seconds; the checkpoints saved before are "

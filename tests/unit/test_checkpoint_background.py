@@ -21,6 +21,7 @@ from erase_rec.checkpoint import CheckpointManager, load, read_state, stored_lay
 from erase_rec.checkpoint.background import HostCopy
 from erase_rec.checkpoint.stalls import Stalls
 from erase_rec.distributed.shards import Held, Shard, Shards
+from erase_rec.distributed.world import World
 from erase_rec.errors import UserError
 
 SOON_S = 0.2
@@ -122,6 +123,16 @@ def test_whoever_asks_next_hears_of_a_failure_once(
         manager.save(*more, is_best=False) if asked == "save" else getattr(manager, asked)()
     assert manager.published() == [good]
     assert manager.latest() == (good, [])
+
+
+def test_who_is_told_to_end_while_a_disk_hangs_waits_no_longer_than_for_a_rank(tmp_path: Path, disk: Disk) -> None:
+    world = World()
+    manager = CheckpointManager(tmp_path, 2, world, in_background=True, timeout_s=SOON_S)
+    manager.save(1, {"w": torch.zeros(2)}, {}, is_best=False)
+    assert disk.reached.wait(LATE_S)
+    world.stop.noted = signal.SIGTERM
+    with pytest.raises(UserError, match=r"step_00000001 is not written after 0\.2 seconds"):
+        manager.save(2, {"w": torch.zeros(2)}, {}, is_best=False)
 
 
 def test_copies_take_their_memory_once() -> None:
