@@ -161,11 +161,23 @@ def _changed(old: Config, new: Config, stored: Sequence[str], renaming: Renaming
             found[unit] = f"its kind is {tower.kind}, in the checkpoint {there.kind}"
         elif renamed != reads:
             found[unit] = "it reads other features or towers than in the checkpoint, or in another order"
+        elif (problem := _other_transform(old, new, reads[0], renaming)) is not None:
+            found[unit] = problem
     if [here[tower.name] for tower in old.towers] != [unit_of_tower(tower.name) for tower in new.towers]:
         found[OVER_ARCH] = "it joins other towers than in the checkpoint, or in another order"
     elif old.over_arch.logits != new.over_arch.logits:
         found[OVER_ARCH] = f"over_arch.logits is {new.over_arch.logits}, in the checkpoint {old.over_arch.logits}"
     return found
+
+
+def _other_transform(old: Config, new: Config, read: Sequence[str], renaming: Renaming) -> str | None:
+    """Why numbers that a tower reads, which the checkpoint has, are not those of there; None: they are."""
+    before = {renaming.plain(f"{DENSE_FEATURE}{feature.name}"): feature.transform for feature in old.features.dense}
+    for feature in new.features.dense:
+        name = f"{DENSE_FEATURE}{feature.name}"
+        if name in read and feature.transform != before[name]:
+            return f"transform of {name} is {feature.transform}, in the checkpoint {before[name]}"
+    return None
 
 
 def _names(

@@ -291,6 +291,10 @@ def test_optimizer_states_come_along_where_asked_for(learnt: Path, tmp_path: Pat
             "tables/site: encoding is vocabulary, in the checkpoint hash",
         ),
         ({"features": {"sparse": [SITES, USERS, SLOTS]}}, "towers.deep: it reads other features"),
+        (
+            {"features": {"dense": [{"name": "age", "transform": "none"}]}},
+            "towers.deep: transform of dense/age is none, in the checkpoint log",
+        ),
         ({"towers": [DEEP | {"name": "tall"}]}, "towers.tall: the checkpoint has none"),
         ({"over_arch": {"logits": "additive"}}, "over_arch.logits is additive, in the checkpoint none"),
     ],
