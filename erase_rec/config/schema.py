@@ -480,8 +480,8 @@ class TrainConfig(Model):
     threads: PositiveInt | None = None
     """CPU threads of torch; ``None``: torch's choice."""
     log_every_steps: PositiveInt = 50
-    """Beyond 10,000 rows of the log the interval doubles whenever the steps double, so that logs stay bounded."""
-    """Steps of a window of the run log."""
+    """Steps of a window of the run log. Beyond 10,000 rows of the log the interval doubles whenever the steps double,
+    so that logs stay bounded."""
     eval_every_steps: PositiveInt | None = None
     """``None``: at the end of each epoch and at the end."""
     checkpoint_every_steps: PositiveInt | None = None
