@@ -43,8 +43,6 @@ LOGS_S = 1.0
 """Longest time that the first rank waits for the others' logs of collectives."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
-TERMINATED = 143
-"""Exit code after SIGTERM, likewise."""
 
 _FAILURE, _SPOKEN, _LOG, _BEAT = "failure", "spoken", "log", "beat"
 
