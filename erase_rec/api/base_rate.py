@@ -49,7 +49,7 @@ def base_rate_of_run(config: Config, trained: Config, folder: RunFolder) -> floa
         folder: of the run.
 
     Raises:
-        UserError: the run has no summary, or compared with another constant.
+        UserError: the run has no summary, evaluated no rows, or compared with another constant.
     """
     kind = config.eval.base_rate
     if kind == "eval":
@@ -59,7 +59,12 @@ def base_rate_of_run(config: Config, trained: Config, folder: RunFolder) -> floa
             f"eval.base_rate: {kind}: the training rows are not read again, and the run in {folder.path} kept the base "
             f"rate of eval.base_rate: {used}; use eval.base_rate={used} or eval.base_rate=eval"
         )
-    rate: float = (Summary.read(folder.path).eval.model_extra or {})["ne_base_rate"]
+    rate: float | None = (Summary.read(folder.path).eval.model_extra or {}).get("ne_base_rate")
+    if rate is None:
+        raise UserError(
+            f"eval.base_rate: {kind}: the run in {folder.path} evaluated no rows, so that it kept no base rate; use "
+            "eval.base_rate=eval"
+        )
     return rate
 
 

@@ -23,6 +23,8 @@ from typing import Literal
 
 GPUS_OF_A_NODE = 8
 """Where nothing else is said."""
+MOST_RANKS = 4096
+"""For which a plan is made: it lists every table's places and every rank's memory."""
 Kind = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce"]
 
 

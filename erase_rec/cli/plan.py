@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from erase_rec.capacity.cluster import GPUS_OF_A_NODE, Cluster
+from erase_rec.capacity.cluster import GPUS_OF_A_NODE, MOST_RANKS, Cluster
 from erase_rec.errors import UserError
 
 if TYPE_CHECKING:  # loaded after the command line was checked
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # loaded after the command line was checked
 
 def command(
     config: Annotated[str, typer.Option("--config", help="A YAML file: the model.")],
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks, one a GPU.")],
+    world_size: Annotated[int, typer.Option(min=1, max=MOST_RANKS, help="Ranks, one a GPU.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines; by default of 8 GPUs each.")] = None,
     hbm_gib: Annotated[float, typer.Option(min=0.1, help="Memory of a GPU.")] = Cluster.hbm_gib,
@@ -47,6 +48,17 @@ def command(
     """
     if out is not None and out.suffix != ".json":
         raise UserError(f"--out: expected the name of a JSON file, found {out}; write --out {out.with_suffix('.json')}")
+    numbers = {
+        "hbm-gib": hbm_gib, "host-gib": host_gib, "reserve-gib": reserve_gib, "tflops": tflops, "hbm-gb-s": hbm_gb_s,
+        "link-gb-s": link_gb_s, "network-gb-s": network_gb_s, "latency-us": latency_us,
+    }  # fmt: skip
+    if endless := [f"--{name}" for name, number in numbers.items() if not math.isfinite(number)]:
+        raise UserError(f"{', '.join(endless)}: found inf, expected a finite number; give what the machine has")
+    if reserve_gib >= hbm_gib:
+        raise UserError(
+            f"--reserve-gib: {reserve_gib:g} GiB leave nothing of a GPU's {hbm_gib:g} (--hbm-gib); "
+            "give a smaller reserve"
+        )
     if nodes is None:
         nodes = max(1, -(-world_size // GPUS_OF_A_NODE))
     if world_size % nodes:

@@ -23,7 +23,7 @@ from erase_rec.bench.floor import (
     floor,
     table_bytes,
 )
-from erase_rec.capacity.cluster import Cluster
+from erase_rec.capacity.cluster import MOST_RANKS, Cluster
 from erase_rec.capacity.demand import CACHE_SHARE, FLOAT_BYTES, BlockDemand, ModelDemand, TableDemand
 from erase_rec.capacity.memory import GIB
 from erase_rec.capacity.plan import PLANNER_KEEPS, CapacityPlan, ranks_that_hold, room_for_tables, weights_bytes
@@ -43,7 +43,6 @@ from models.embeddings.layout import Table, tables_of
 
 MOST_TRIES = 4
 """Numbers of ranks that are tried where too few were asked for."""
-MOST_RANKS = 4096
 
 
 @dataclass(frozen=True)

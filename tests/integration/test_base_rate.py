@@ -40,3 +40,13 @@ def test_ne_of_a_run_and_of_its_checkpoint_compare_with_the_training_rows(kind: 
     other = "window" if kind == "train" else "train"
     refused = call(tmp_path, "eval", "--checkpoint", "runs/run", f"eval.base_rate={other}", expect=2).stderr
     assert f"use eval.base_rate={kind} or eval.base_rate=eval" in " ".join(refused.split())
+
+
+def test_a_run_that_evaluated_nothing_kept_no_base_rate(tmp_path: Path) -> None:
+    call(tmp_path, "synth", "--rows", "400", "--eval-rows", "100", "--out", "raw")
+    small = ("data.train=raw/train-00000.tsv", "data.eval=null", "train.epochs=null", "train.steps=1", "run.name=run")
+    call(tmp_path, "train", "--config", "ctr_criteo.yaml", *small, "eval.base_rate=train")
+    asked = ("eval", "--checkpoint", "runs/run", "data.eval=raw/eval.tsv")
+    refused = " ".join(call(tmp_path, *asked, expect=2).stderr.split())
+    assert "evaluated no rows, so that it kept no base rate; use eval.base_rate=eval" in refused
+    call(tmp_path, *asked, "eval.base_rate=eval")

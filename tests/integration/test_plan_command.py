@@ -66,6 +66,9 @@ def test_too_few_ranks_are_refused_with_the_number_that_is_enough(tmp_path: Path
         (("--world-size", "8", "--nodes", "3"), "3 nodes cannot have as many of 8 ranks each"),
         (("--world-size", "8"), "'C1', 'C2' will have depends on data"),
         (("--world-size", "8", "--out", "plan.txt"), "write --out plan.json"),
+        (("--world-size", "8", "--latency-us", "inf"), "--latency-us: found inf, expected a finite number"),
+        (("--world-size", "8", "--hbm-gib", "2"), "--reserve-gib: 4 GiB leave nothing of a GPU's 2 (--hbm-gib)"),
+        (("--world-size", "100_000_000"), "less than or equal to 4096"),
     ],
 )
 def test_what_cannot_be_planned_is_said(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
