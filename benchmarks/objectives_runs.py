@@ -162,6 +162,7 @@ def run(job: Job) -> Result:
     from erase_rec import Config, Trainer
     from erase_rec.api.evaluation import evaluate
 
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     folder, start = Path(tempfile.mkdtemp()), time.monotonic()
     scores = "true" if job.scores and job.test is None else "false"
@@ -182,6 +183,7 @@ def run(job: Job) -> Result:
     except UserError as error:
         return Result(job, seconds=time.monotonic() - start, error=str(error))
     finally:
+        logging.disable(disabled)
         shutil.rmtree(folder)
 
 
