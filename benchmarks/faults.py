@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 import warm_process
-from faults_data import recorded_steps
+from faults_data import lost_rows, recorded_steps
 from faults_rank import FAULT, Fault
 
 from data.features.encoding import FIRST_ROW
@@ -312,15 +312,7 @@ def audit(records: list[Path]) -> list[str]:
             steps |= {step: np.concatenate([found[step] for found in of_rank if step in found]) for step in begun}
     if not steps or sorted(steps) != list(range(len(steps))):
         return [f"steps are missing: there are {sorted(steps)}"]
-    ids = np.concatenate([steps[step] for step in range(len(steps))])
-    if len(ids) != EPOCHS * ROWS:
-        return [f"trained on {len(ids)} rows, expected {EPOCHS} times {ROWS}"]
-    every = np.arange(FIRST_ROW, FIRST_ROW + ROWS)
-    return [
-        f"epoch {epoch + 1} lost {ROWS - len(np.unique(part))} rows"
-        for epoch, part in enumerate(ids.reshape(EPOCHS, ROWS))
-        if not np.array_equal(np.sort(part), every)
-    ]
+    return lost_rows(steps, epochs=EPOCHS, rows=ROWS, first_row=FIRST_ROW)
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from prepare_memory import process_tree
 
-from data.features.encoding import FIRST_ROW
+from data.features.encoding import FIRST_ROW, IntArray
 from data.features.fitted import Features
 from erase_rec import environment
 from erase_rec.cli.main import run
@@ -203,6 +203,26 @@ def recorded_steps(path: Path) -> dict[int, np.ndarray[Any, np.dtype[np.int64]]]
     return found
 
 
+def lost_rows(steps: dict[int, IntArray], *, epochs: int, rows: int, first_row: int) -> list[str]:
+    """What is wrong, a sentence each; empty: every epoch had each row once.
+
+    Args:
+        steps: row ids of each step, from 0 on without a gap.
+        epochs: that were trained.
+        rows: of an epoch, with ids from ``first_row`` on.
+        first_row: the lowest id.
+    """
+    ids = np.concatenate([steps[step] for step in range(len(steps))])
+    if len(ids) != epochs * rows:
+        return [f"trained on {len(ids)} rows, expected {epochs} times {rows}"]
+    every = np.arange(first_row, first_row + rows)
+    return [
+        f"epoch {epoch + 1} lost {rows - len(np.unique(part))} rows"
+        for epoch, part in enumerate(ids.reshape(epochs, rows))
+        if not np.array_equal(np.sort(part), every)
+    ]
+
+
 def audit_training(records: list[Path], rows: int, epochs: int) -> list[str]:
     """What is wrong with a run of several processes: steps without a record, or ids not once an epoch.
 
@@ -215,15 +235,8 @@ def audit_training(records: list[Path], rows: int, epochs: int) -> list[str]:
             steps = {step: ids for step, ids in steps.items() if step < min(found)} | found
     if sorted(steps) != list(range(len(steps))):
         return [f"{records[-1]}: steps are missing; there are {len(steps)}, the last is {max(steps)}"]
-    ids = np.concatenate([steps[step] for step in range(len(steps))])
-    if len(ids) != epochs * rows:
-        return [f"{records[-1]}: trained on {len(ids)} rows, expected {epochs} times {rows}"]
-    every = np.arange(FIRST_ROW, FIRST_ROW + rows)
-    return [
-        f"{records[-1]}: epoch {epoch + 1} lost {rows - len(np.unique(part))} rows"
-        for epoch, part in enumerate(ids.reshape(epochs, rows))
-        if not np.array_equal(np.sort(part), every)
-    ]
+    wrong = lost_rows(steps, epochs=epochs, rows=rows, first_row=FIRST_ROW)
+    return [f"{records[-1]}: {sentence}" for sentence in wrong]
 
 
 def train_faults(folder: Path, rows: int, kills: int, rng: random.Random) -> Tally:
