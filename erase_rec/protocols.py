@@ -296,7 +296,3 @@ class TrainStep(Protocol):
     def device(self) -> torch.device:
         """Where batches must be."""
         ...
-
-    def kept(self) -> Mapping[str, Tensor]:
-        """What local objectives keep for the next step, for checkpoints; shares storage."""
-        ...

@@ -416,7 +416,6 @@ def checkpoint_tensors(parts: Parts) -> dict[str, Held]:
         },
         **{f"optimizer/{name}": value for name, value in parts.optimizer.state().items()},
         **{f"{METRICS}{name}": value for name, value in parts.metrics.state_dict().items()},
-        **{f"objectives/{name}": value for name, value in parts.step.kept().items()},
     }
 
 

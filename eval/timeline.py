@@ -17,7 +17,6 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "lookup": ("#bbbbbb", "lookup"),
     "forward": ("#56b4e9", "forward"),
     "logit_join": ("#777777", "logit join"),
-    "teacher": ("#999999", "teacher"),
     "local_loss": ("#0072b2", "local loss"),
     "early_backward": ("#d55e00", "early backward"),
     "over_arch": ("#009e73", "over-arch"),

@@ -78,7 +78,7 @@ class TowerBlock(nn.Module):
         super().__init__()
         self.dense, self.sparse = dense, sparse
         self.tower = tower
-        self.head: TowerHead = head or LinearHead(LinearHead.Config(), tower.out_dim, 0)
+        self.head: TowerHead = head or LinearHead(LinearHead.Config(), tower.out_dim)
         self.out_dim = tower.out_dim
         self.inputs: Sequence[str] = tuple(inputs)
         self.zero_columns = zero_columns
@@ -99,19 +99,7 @@ class TowerBlock(nn.Module):
         else:
             dense_BX = side_by_side((self.dense(dense_BN).to(pooled_BE.dtype), *outputs), self.zero_columns)
         output_BO = self.tower(dense_BX, self.sparse(pooled_BE))
-        if not self.head.context_dim:
-            return self.head.passed_on(output_BO), self.head(output_BO)
-        context_BC = self._context(dense_BN, pooled_BE)
-        return self.head.passed_on(output_BO), self.head(output_BO, context_BC)
-
-    def _context(self, dense_BN: Tensor, pooled_BE: Tensor) -> Tensor:
-        """What every tower's head may read: the fields' mean and the dense features; no gradient flows to either."""
-        dense_BN = dense_BN.narrow(1, 0, self.dense.available).detach().to(pooled_BE.dtype)
-        field_dim = self.head.context_dim - self.dense.available
-        if not field_dim:
-            return dense_BN
-        mean_BD = pooled_BE.detach().reshape(pooled_BE.shape[0], -1, field_dim).mean(dim=1)
-        return torch.cat((mean_BD, dense_BN), dim=1)
+        return self.head.passed_on(output_BO), self.head(output_BO)
 
 
 class CTRModel(nn.Module):
@@ -294,7 +282,6 @@ def _build_tower(
         raise ConfigError([f"towers.{tower.name}: {problem}" for problem in problems])
     zero_columns = _zero_columns(params, dense_dim, chosen_dims)
     head_kind = component("head", tower.head.kind)
-    context_dim = len(config.features.dense) + (feature_dims[0] if feature_dims else 0)
     with seeded(config.seed, f"towers.{tower.name}"):
         module: Tower = kind(params, dense_dim + zero_columns, chosen_dims)
         out_dim = module.out_dim
@@ -304,7 +291,7 @@ def _build_tower(
             ColumnSelection(dense, num_dense),
             ColumnSelection(columns, starts[-1]),
             tower.inputs.towers,
-            head=head_kind(head_kind.Config(**tower.head.params), module.out_dim, context_dim),
+            head=head_kind(head_kind.Config(**tower.head.params), module.out_dim),
             zero_columns=zero_columns,
             frozen=tower.frozen,
         )

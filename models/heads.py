@@ -1,23 +1,21 @@
 """From a vector to a logit: the last layer of the over-arch, and the towers' local heads.
 
-A local head is a class with its ``Config``, built with the width of the tower's output and that of the context, and
-called with both. What it passes on is what the over-arch and other towers read of the tower.
+A local head is a class with its ``Config``, built with the width of the tower's output and called with the output. What
+it passes on is what the over-arch and other towers read of the tower.
 
-Shapes: B rows, N input columns, O the tower's output columns, C context columns.
+Shapes: B rows, N input columns, O the tower's output columns.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from pydantic import Field
 from torch import Tensor, nn
 
-from erase_rec.config.schema import PositiveInt
-from erase_rec.config.types import Boolean, HeadParams, Number
+from erase_rec.config.types import Number, Params
 from models.kernels import own_kernel_applies
 from models.kernels.linear import WIDEST_HEAD, logit
-from models.layers import MLP, at_least_float32, side_by_side
+from models.layers import at_least_float32
 
 GOODNESS_EPS = 1e-6
 """Keeps the length of an output that is all zeros above zero."""
@@ -26,11 +24,8 @@ GOODNESS_EPS = 1e-6
 class TowerHead(Protocol):
     """A local head; an ``nn.Module``."""
 
-    context_dim: int
-    """Context columns that it reads; 0: none, and it may be called without."""
-
-    def __call__(self, output_BO: Tensor, context_BC: Tensor | None = None) -> Tensor:
-        """[B, O], [B, C] -> logit [B], float32 at least."""
+    def __call__(self, output_BO: Tensor) -> Tensor:
+        """[B, O] -> logit [B], float32 at least."""
         ...
 
     def passed_on(self, output_BO: Tensor) -> Tensor:
@@ -61,55 +56,11 @@ class LogitHead(nn.Module):
 class LinearHead(LogitHead):
     """w z + b."""
 
-    context_dim = 0
-
-    class Config(HeadParams):
+    class Config(Params):
         """Nothing to set."""
 
-    def __init__(self, config: Config, in_dim: int, context_dim: int) -> None:
+    def __init__(self, config: Config, in_dim: int) -> None:
         super().__init__(in_dim)
-
-    def forward(self, output_BO: Tensor, context_BC: Tensor | None = None) -> Tensor:
-        """See :class:`TowerHead`."""
-        return super().forward(output_BO)
-
-    def passed_on(self, output_BO: Tensor) -> Tensor:
-        """The output itself."""
-        return output_BO
-
-
-class MLPHead(nn.Module):
-    """w ReLU(W [z; context]) + b, with as many hidden layers as there are sizes.
-
-    The context is the same for all towers: the mean of the row's pooled embeddings over the sparse features, and the
-    dense features, under stop-gradient. It lets a local loss say what a tower adds to what every tower could know.
-    """
-
-    class Config(HeadParams):
-        """Hidden sizes; ``context``: the head reads the shared context too."""
-
-        hidden: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32,)
-        context: Boolean = False
-
-        @property
-        def reads_context(self) -> bool:
-            """``context``."""
-            return self.context
-
-    def __init__(self, config: Config, in_dim: int, context_dim: int) -> None:
-        super().__init__()
-        self.context_dim = context_dim if config.context else 0
-        self.mlp = MLP(in_dim + self.context_dim, config.hidden)
-        self.last = LogitHead(self.mlp.out_dim)
-
-    def forward(self, output_BO: Tensor, context_BC: Tensor | None = None) -> Tensor:
-        """See :class:`TowerHead`."""
-        parts = [output_BO]
-        if self.context_dim:
-            assert context_BC is not None
-            parts.append(context_BC.to(output_BO.dtype))
-        result: Tensor = self.last(self.mlp(side_by_side(parts)))
-        return result
 
     def passed_on(self, output_BO: Tensor) -> Tensor:
         """The output itself."""
@@ -125,18 +76,16 @@ class GoodnessHead(nn.Module):
     ``target: own`` this is the objective that ERASE (arXiv 2608.18469) departs from. It has no parameters.
     """
 
-    context_dim = 0
-
-    class Config(HeadParams):
+    class Config(Params):
         """The goodness of a row whose click is as likely as not."""
 
         threshold: Number = 2.0
 
-    def __init__(self, config: Config, in_dim: int, context_dim: int) -> None:
+    def __init__(self, config: Config, in_dim: int) -> None:
         super().__init__()
         self.threshold = config.threshold
 
-    def forward(self, output_BO: Tensor, context_BC: Tensor | None = None) -> Tensor:
+    def forward(self, output_BO: Tensor) -> Tensor:
         """See :class:`TowerHead`."""
         return at_least_float32(output_BO).square().mean(dim=1) - self.threshold
 

@@ -24,7 +24,6 @@ TOWERS = {
 
 HEADS = {
     "linear": "models.heads:LinearHead",
-    "mlp": "models.heads:MLPHead",
     "goodness": "models.heads:GoodnessHead",
 }
 

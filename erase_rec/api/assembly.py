@@ -255,7 +255,6 @@ def build_parts(
             device=machine.device,
             reduction=make_reduction(plan, blocks, world, streams, chunk_mib=config.distributed.bucket_mib),
             forwards=forwards,
-            mean=lambda name, value: world.mean(name, value).wait(),
         )
         graphs = None
         if plan.cuda_graph in {"dense", "step"} and machine.device.type == "cuda":

@@ -18,7 +18,6 @@ from erase_rec.config.load import load_config
 from erase_rec.config.schema import Config, DenseFeatureConfig, SparseFeatureConfig, WarmStartConfig
 from erase_rec.distributed.world import World
 from erase_rec.run_folder import RunFolder
-from erase_rec.schedule.objective_state import TEACHER
 from erase_rec.training_loop import Parts, checkpoint_tensors, tell_of_loaded
 from erase_rec.warm_start.filling import fill
 from erase_rec.warm_start.names import (
@@ -88,16 +87,7 @@ def warm_start(wanted: WarmStartConfig, parts: Parts, features: Features, world:
     )
     fill(checkpoint, tensors, plan.taken, world)
     tell_of_loaded(parts, tensors)
-    _restart_teacher(parts)
     return WarmStart(checkpoint, plan)
-
-
-def _restart_teacher(parts: Parts) -> None:
-    """The teacher starts as the over-arch, which is another one by now."""
-    learnt = parts.model.dense_state()
-    for name, value in parts.step.kept().items():
-        if name.startswith(TEACHER):
-            value.copy_(learnt[f"{OVER_ARCH}.{name.removeprefix(TEACHER)}"])
 
 
 def _rows(old: Features, new: Features, renaming: Renaming) -> dict[str, Rows]:

@@ -36,8 +36,7 @@ def command(
     with ShortRun.open(config, overrides or []) as run:
         reports: list[AuditReport] = []
         for step, batch in enumerate(run.batches(steps)):
-            kept = run.parts.step.kept()
-            reports.append(audit(run.parts.model, run.parts.plan, run.losses, batch, step=step, kept=kept))
+            reports.append(audit(run.parts.model, run.parts.plan, run.losses, batch, step=step))
             if not reports[-1].passed:
                 break  # a model that is not what it is said to be trains no further
             run.parts.step(batch)

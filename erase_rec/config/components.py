@@ -8,7 +8,7 @@ from typing import Any
 from erase_rec.config.catalog import Catalog, Group
 from erase_rec.config.document import KeyPath
 from erase_rec.config.schema import Config, HeadConfig, LossConfig, TowerConfig
-from erase_rec.config.types import HeadParams, Params, TowerParams
+from erase_rec.config.types import Params, TowerParams
 from erase_rec.config.validate import Problem, Validated, validate_params
 from erase_rec.errors import nearest
 
@@ -65,7 +65,7 @@ class _Check:
             update["params"] = _plain(params)
             self._fit(config, tower, params, path)
             self._lift(tower, params, path)
-        update["head"] = self._head(config, tower.head, (*path, "head"))
+        update["head"] = self._head(tower.head, (*path, "head"))
         if tower.loss is not None:
             update["loss"] = self._loss(tower.loss, (*path, "loss"))
         return tower.model_copy(update=update)
@@ -74,16 +74,9 @@ class _Check:
         params = self.params("local_loss", loss.kind, loss.params, path)
         return loss if params is None else loss.model_copy(update={"params": _plain(params)})
 
-    def _head(self, config: Config, head: HeadConfig, path: KeyPath) -> HeadConfig:
+    def _head(self, head: HeadConfig, path: KeyPath) -> HeadConfig:
         params = self.params("head", head.kind, head.params, path)
-        if params is None:
-            return head
-        dims = sorted({feature.embedding_dim or config.embedding.dim for feature in config.features.sparse})
-        if isinstance(params, HeadParams) and params.reads_context and len(dims) > 1:
-            message = f"the context is a mean over all sparse features, which have embedding_dim {dims}; "
-            message += "give all features one embedding_dim, or use context: false"
-            self.problems.append(Problem((*path, "params", "context"), message))
-        return head.model_copy(update={"params": _plain(params)})
+        return head if params is None else head.model_copy(update={"params": _plain(params)})
 
     def _lift(self, tower: TowerConfig, params: Params, path: KeyPath) -> None:
         """Refuses a cut below the tower's first layer."""

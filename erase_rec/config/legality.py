@@ -12,7 +12,6 @@ from typing import Literal
 
 from erase_rec.config.data_rules import DATA_RULES
 from erase_rec.config.feature_rules import FEATURE_RULES
-from erase_rec.config.objective_rules import OBJECTIVE_RULES
 from erase_rec.config.relevance import ignored_settings
 from erase_rec.config.rules import Finding, Rule
 from erase_rec.config.schema import Config
@@ -125,7 +124,6 @@ RULES: tuple[Rule, ...] = (
     *FEATURE_RULES,
     *SHARDING_RULES,
     *TOWER_RULES,
-    *OBJECTIVE_RULES,
     *TRAINING_RULES,
     Rule(
         "a setting, other than its default, that its neighbours make meaningless (see below)",

@@ -238,10 +238,6 @@ class LossConfig(Model):
     """lambda: the factor in the sum of losses."""
     target: Literal["own", "joint"] = "own"
     """``own``: the tower's logit alone; ``joint``: plus the sum of the other towers' logits under stop-gradient."""
-    weight_floor: PositiveNumber | None = None
-    """Given, the weight is multiplied by what this loss is above the over-arch's in the step before, at least this."""
-    teacher: Fraction | None = None
-    """Share of the teacher's prediction in the label; the teacher is an exponential average of the over-arch."""
     params: ComponentParams = Field(default_factory=dict)
     """Of the loss's kind."""
 
@@ -299,8 +295,6 @@ class OverArchConfig(Model):
     logits: Literal["none", "inputs", "additive", "gated"] = "none"
     """Local logits: not used, inputs of the MLP, added to its output, or added with a factor a row and tower that the
     MLP's last layer gives; cut where the tower is detached."""
-    teacher_decay: Fraction = 0.999
-    """``towers[].loss.teacher``: the average's share of its old value in a step."""
 
 
 class ModelConfig(Model):

@@ -38,6 +38,13 @@ def _frozen_with_loss(config: Config) -> Iterator[Finding]:
             yield Finding(("towers", position, "loss"), found, also=(("towers", position, "frozen"),))
 
 
+def _pairs_across_parts(config: Config) -> Iterator[Finding]:
+    for position, tower in enumerate(config.towers):
+        if tower.loss is not None and tower.loss.kind == "bce_pairwise" and config.train.micro_batches > 1:
+            found = f"is bce_pairwise and train.micro_batches is {config.train.micro_batches}"
+            yield Finding(("towers", position, "loss", "kind"), found, also=(("train", "micro_batches"),))
+
+
 def _repeated(config: Config) -> Iterator[Finding]:
     counts = Counter(tower.name for tower in config.towers)
     seen: set[str] = set()
@@ -176,6 +183,12 @@ TOWER_RULES = (
         "the tower would learn nothing from it",
         "take the loss away (loss: null), or set frozen: false",
         _frozen_with_loss,
+    ),
+    Rule(
+        "a loss of kind `bce_pairwise` with `train.micro_batches` above 1",
+        "rows of different parts would be no pairs, and the gradient another",
+        "use train.micro_batches: 1, or kind: bce",
+        _pairs_across_parts,
     ),
     Rule("two towers of one name", "weights and metrics go by the name", "rename one", _repeated),
     Rule(

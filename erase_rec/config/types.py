@@ -25,15 +25,6 @@ class Params(Model):
     """Base of the ``params`` section of a registered component (tower, local loss, data source)."""
 
 
-class HeadParams(Params):
-    """``params`` of a local head; subclasses sit beside the head that they configure."""
-
-    @property
-    def reads_context(self) -> bool:
-        """Whether the head reads the context that all towers share."""
-        return False
-
-
 class TowerParams(Params):
     """``params`` of a tower; subclasses sit beside the tower that they configure."""
 

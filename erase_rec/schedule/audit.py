@@ -34,15 +34,7 @@ BF16_TOLERANCE = 2e-2
 """The same in bf16, whose every rounding is up to 0.4 %."""
 
 
-def audit(
-    model: CTRModel,
-    plan: Plan,
-    losses: Mapping[str, LocalLoss],
-    batch: Batch,
-    *,
-    step: int = 0,
-    kept: Mapping[str, Tensor] | None = None,
-) -> AuditReport:
+def audit(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, *, step: int = 0) -> AuditReport:
     """Differentiates every loss of the plan alone on ``batch``, then runs the plan; changes nothing.
 
     Where some steps cut nothing, both kinds of step are audited on the batch.
@@ -57,24 +49,16 @@ def audit(
         losses: the local losses.
         batch: rows on the model's device.
         step: number of the audited batch, for the report.
-        kept: what local objectives have kept from the step before; None: what they start with.
     """
-    report = _audit_of(model, plan, losses, batch, step, kept)
+    report = _audit_of(model, plan, losses, batch, step)
     if plan.exact_every is None:
         return report
-    exact = _audit_of(model, plan.exact(), losses, batch, step, kept)
+    exact = _audit_of(model, plan.exact(), losses, batch, step)
     findings = (*report.findings, *(f"in a step that cuts nothing: {finding}" for finding in exact.findings))
     return replace(report, exact_every=plan.exact_every, exact_norms=exact.norms, findings=findings)
 
 
-def _audit_of(
-    model: CTRModel,
-    plan: Plan,
-    losses: Mapping[str, LocalLoss],
-    batch: Batch,
-    step: int,
-    kept: Mapping[str, Tensor] | None,
-) -> AuditReport:
+def _audit_of(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, step: int) -> AuditReport:
     """One kind of step."""
     undeclared = [tower.name for tower in plan.towers if tower.loss is not None and tower.name not in losses]
     findings = [f"tower {name} has a local loss in the plan and none in the program" for name in undeclared]
@@ -82,9 +66,9 @@ def _audit_of(
     model.train(False)
     try:
         with accumulators_elsewhere():  # those of a DDP are on the streams of the training step
-            own = loss_gradients(model, plan, losses, batch, kept)
+            own = loss_gradients(model, plan, losses, batch)
             if not undeclared:  # without it the program cannot run
-                launches, differences = _run_schedule(model, plan, losses, batch, own, step, kept)
+                launches, differences = _run_schedule(model, plan, losses, batch, own, step)
                 findings += differences
     finally:
         model.train(True)
@@ -123,19 +107,13 @@ def startup_audit(
 
 
 def _run_schedule(
-    model: CTRModel,
-    plan: Plan,
-    losses: Mapping[str, LocalLoss],
-    batch: Batch,
-    own: LossGradients,
-    step: int,
-    kept: Mapping[str, Tensor] | None,
+    model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, own: LossGradients, step: int
 ) -> tuple[tuple[EarlyLaunch, ...], list[str]]:
     """The plan's program without reduction and update: its early launches, and where its gradients are others."""
     device = batch.label.device
     streams = MeasuredStreams(make_streams(plan.streams(), device), device)
     reduction = _RecordingReduction(trained_blocks(model, plan))
-    program = GradientProgram(model, plan, losses, streams, device=device, reduction=reduction, kept=kept)
+    program = GradientProgram(model, plan, losses, streams, device=device, reduction=reduction)
     gradients = program.gradients(batch)
     launches = tuple(_early_launches(streams.intervals(), reduction.norms, step))
     launched = {launch.tower for launch in launches}

@@ -33,7 +33,6 @@ from erase_rec.kernels.unit import unit_gradient
 from erase_rec.parameter_stream import CudaParameterStream, ParameterStream, beside
 from erase_rec.protocols import CTRModel, LocalLoss, OverArch, TowerBlock
 from erase_rec.schedule.dispatch import BlockingDispatch, Dispatch, make_dispatch
-from erase_rec.schedule.objective_state import ObjectiveState
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan, TowerPlan
 from erase_rec.schedule.program import Op, Parts
 from erase_rec.schedule.reduction.reduction import NoReduction, Reduction
@@ -60,9 +59,6 @@ class Gradients:
 Handler = Callable[[StepState, Op], None]
 """Does an operation, on its stream and on the thread that launches it."""
 
-Mean = Callable[[str, Tensor], None]
-"""Makes a tensor its mean over the ranks, in place, on the current stream (gloo: the host waits); named for the log."""
-
 
 class GradientProgram:
     """Runs a plan's program up to the gradients; :mod:`erase_rec.schedule.step` updates with them.
@@ -71,7 +67,6 @@ class GradientProgram:
         plan: what is run.
         blocks: trained parameters by block and name; frozen blocks are absent.
         reduction: holds the gradients.
-        objectives: what local objectives keep from step to step.
     """
 
     def __init__(
@@ -86,8 +81,6 @@ class GradientProgram:
         dispatch: Dispatch | None = None,
         graphs: Graphs | None = None,
         forwards: Mapping[str, Callable[..., Any]] | None = None,
-        kept: Mapping[str, Tensor] | None = None,
-        mean: Mean | None = None,
         parameter_streams: Mapping[str, ParameterStream] | None = None,
     ) -> None:
         """Binds the plan to a model.
@@ -102,8 +95,6 @@ class GradientProgram:
             dispatch: None: as the plan says.
             graphs: None: as the plan says.
             forwards: in place of the modules of those names (a tower's, ``over_arch``), such as compiled ones.
-            kept: what local objectives start from, copied; None: anew.
-            mean: over the ranks, of what local objectives keep; None: there is one rank.
             parameter_streams: by block, for its parameters' gradients; None: as the plan says.
         """
         self.model = model
@@ -118,8 +109,6 @@ class GradientProgram:
         # Captured forwards have no autograd graph, which one backward through everything needs.
         self._ways = (usual, usual if plan.exact_every is None else Way(plan.exact(), NoGraphs()))
         self._way = usual
-        self.objectives = ObjectiveState(model, plan, device, kept)
-        self._mean = mean
         self._parameter_streams = (
             _parameter_streams(plan, self.blocks, device) if parameter_streams is None else parameter_streams
         )
@@ -133,15 +122,12 @@ class GradientProgram:
             "enter": self._enter,
             "forward": self._forward,
             "logit_join": self._logit_join,
-            "teacher": self._teacher,
             "local_loss": self._local_loss,
             "early_backward": self._early_backward,
             "over_arch": self._over_arch,
             "join": _nothing,
             "backward": self._backward,
             "reduce": self._reduce,
-            "follow": self._follow,
-            "average": self._average,
             "leave": _nothing,
             "end": _nothing,
         }
@@ -216,16 +202,13 @@ class GradientProgram:
         self._launch(state, self._parts(state).after, self._run_op | dict(finish), self._dispatch)
 
     def gradients(self, batch: Batch, *, exact: bool = False) -> Gradients:
-        """Gradients of ``batch``, reduced, without any update; ready on the main stream. Its operations are timed.
-
-        What objectives keep stays as it is.
-        """
+        """Gradients of ``batch``, reduced, without any update; ready on the main stream. Its operations are timed."""
 
         def wait(state: StepState, op: Op) -> None:
             for block in self.updated_blocks(op):
                 self.wait(block)
 
-        state = self.run(batch, {"update": wait, "follow": _nothing, "average": _nothing}, measure=True, exact=exact)
+        state = self.run(batch, {"update": wait}, measure=True, exact=exact)
         found = {name: self.reduction.gradient(block, name) for block, held in self.blocks.items() for name in held}
         # Copies: a bucket and a captured tower write the next gradients where these are.
         parameters = {name: None if gradient is None else gradient.clone() for name, gradient in found.items()}
@@ -324,12 +307,6 @@ class GradientProgram:
         total = ordered_sum([logit.detach() for logit in micro.logits.values()])
         micro.logit_sum = self._way.graphs.hold(op.key, total)
 
-    def _teacher(self, state: StepState, op: Op) -> None:
-        micro = state.micros[op.micro]
-        names = [tower.name for tower in self.plan.towers]
-        outputs, logits = ([found[name].detach() for name in names] for found in (micro.outputs, micro.logits))
-        micro.teacher = self._way.graphs.hold(op.key, self.objectives.teach(outputs, logits))
-
     def _local_loss(self, state: StepState, op: Op) -> None:
         """The tower's loss; its graph ends at the tower's leaf, inputs and parameters."""
         micro, tower = state.micros[op.micro], self._tower(op)
@@ -337,12 +314,9 @@ class GradientProgram:
         assert tower.loss is not None
         weight = micro.share * tower.loss.weight
 
-        factor = self.objectives.factor(tower)
-
         def compute() -> tuple[Tensor, Tensor]:
-            loss = self._losses[tower.name](self._target_logit(micro, tower), self._label(micro, tower))
-            weighted = loss if weight == 1 else weight * loss
-            return loss, weighted if factor is None else weighted * factor.to(loss.dtype)
+            loss = self._losses[tower.name](self._target_logit(micro, tower), micro.label)
+            return loss, loss if weight == 1 else weight * loss
 
         loss, weighted = self._way.graphs.run(op, compute)
         assert loss is not None
@@ -357,14 +331,6 @@ class GradientProgram:
         assert micro.logit_sum is not None
         joint: Tensor = _InPlaceOf.apply(logit, micro.logit_sum)  # type: ignore[no-untyped-call]
         return joint
-
-    def _label(self, micro: MicroState, tower: TowerPlan) -> Tensor:
-        """The rows' labels, mixed with the teacher's predictions where the loss asks for it."""
-        assert tower.loss is not None
-        if tower.loss.teacher == 0:
-            return micro.label
-        assert micro.teacher is not None
-        return torch.lerp(micro.label.to(micro.teacher.dtype), micro.teacher, tower.loss.teacher)
 
     def _early_backward(self, state: StepState, op: Op) -> None:
         micro, tower = state.micros[op.micro], self._tower(op)
@@ -423,15 +389,6 @@ class GradientProgram:
             self._states.advance(op.tower, Phase.REDUCING)
         self._join_parameters(op.tower or OVER_ARCH)
         self.reduction.start(op.tower or OVER_ARCH)
-
-    def _follow(self, state: StepState, op: Op) -> None:
-        factors = self.objectives.follow(state.loss(), state.local_losses())
-        if self._mean is not None:
-            self._mean(op.kind, factors)
-        self.objectives.settle()
-
-    def _average(self, state: StepState, op: Op) -> None:
-        self.objectives.average(self.model.over_arch)
 
     def _tower(self, op: Op) -> TowerPlan:
         assert op.tower is not None

@@ -16,7 +16,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from erase_rec.batch import Batch
 from erase_rec.protocols import CTRModel, LocalLoss
 from erase_rec.schedule.gradients import named_parameters
-from erase_rec.schedule.objective_state import TEACHER, saved_factor
 from erase_rec.schedule.plan import MAIN_LOSS, OVER_ARCH, Plan
 
 EMBEDDINGS = "embeddings"
@@ -44,13 +43,7 @@ def all_blocks(model: CTRModel, plan: Plan) -> dict[str, dict[str, nn.Parameter]
     return blocks | {OVER_ARCH: named_parameters(model.over_arch, OVER_ARCH)}
 
 
-def loss_gradients(
-    model: CTRModel,
-    plan: Plan,
-    losses: Mapping[str, LocalLoss],
-    batch: Batch,
-    kept: Mapping[str, Tensor] | None = None,
-) -> LossGradients:
+def loss_gradients(model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch) -> LossGradients:
     """Differentiates each loss alone. Synchronises the host.
 
     Args:
@@ -58,7 +51,6 @@ def loss_gradients(
         plan: cuts, targets and weights.
         losses: the local losses; one that is missing contributes nothing.
         batch: rows on the model's device.
-        kept: what local objectives have kept from the step before; None: what they start with.
     """
     with torch.no_grad():
         pooled = model.embeddings(batch.sparse)
@@ -69,7 +61,7 @@ def loss_gradients(
     }
     result = LossGradients({block: {} for block in (*blocks, EMBEDDINGS)}, {})
     result.parameters.update((name, None) for named in blocks.values() for name in named)
-    for loss, scalar in _losses(model, plan, losses, batch, pooled, kept or {}).items():
+    for loss, scalar in _losses(model, plan, losses, batch, pooled).items():
         for block, named in blocks.items():
             found = _gradients(scalar, list(named.values()))
             _put(result.norms[block], loss, found)
@@ -96,12 +88,7 @@ def _gradients(scalar: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | No
 
 
 def _losses(
-    model: CTRModel,
-    plan: Plan,
-    losses: Mapping[str, LocalLoss],
-    batch: Batch,
-    pooled: Tensor,
-    kept: Mapping[str, Tensor],
+    model: CTRModel, plan: Plan, losses: Mapping[str, LocalLoss], batch: Batch, pooled: Tensor
 ) -> dict[str, Tensor]:
     """Weighted local losses and the main loss, with the plan's cuts."""
     outputs: dict[str, Tensor] = {}
@@ -114,36 +101,17 @@ def _losses(
     for tower in plan.towers:
         block = model.tower(tower.name)
         outputs[tower.name], logits[tower.name] = block(batch.dense, pooled, read(outputs, tower.inputs))
-    teacher = _teacher(model, plan, list(outputs.values()), list(logits.values()), kept)
     scalars: dict[str, Tensor] = {}
     for tower in plan.towers:
         if tower.loss is not None and tower.name in losses:
             logit = logits[tower.name]
             if tower.loss.target == "joint":
                 logit = logit + sum(other.detach() for name, other in logits.items() if name != tower.name)
-            label = batch.label
-            if tower.loss.teacher:
-                assert teacher is not None
-                label = (1 - tower.loss.teacher) * label + tower.loss.teacher * teacher
-            weight = tower.loss.weight * saved_factor(kept, plan, tower)
-            scalars[tower.name] = weight * losses[tower.name](logit, label)
+            scalars[tower.name] = tower.loss.weight * losses[tower.name](logit, batch.label)
     names = list(outputs)
     logit = model.over_arch(read(outputs, names), read(logits, names))
     scalars[MAIN_LOSS] = binary_cross_entropy_with_logits(logit, batch.label.to(logit.dtype))
     return scalars
-
-
-def _teacher(
-    model: CTRModel, plan: Plan, outputs: Sequence[Tensor], logits: Sequence[Tensor], kept: Mapping[str, Tensor]
-) -> Tensor | None:
-    """The teacher's prediction, [B]; a teacher that was not kept is the over-arch as it is."""
-    if not plan.taught():
-        return None
-    assert isinstance(model.over_arch, nn.Module)
-    saved = {name.removeprefix(TEACHER): value for name, value in kept.items() if name.startswith(TEACHER)}
-    with torch.no_grad():
-        logit: Tensor = torch.func.functional_call(model.over_arch, saved, (outputs, logits))
-        return torch.sigmoid(logit)
 
 
 def _reaches_tables(plan: Plan, loss: str) -> bool:

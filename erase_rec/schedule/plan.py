@@ -32,15 +32,10 @@ class LossPlan:
     Attributes:
         weight: its factor in the sum of losses.
         target: what it is computed on.
-        weight_floor: the weight is multiplied by what the loss was above the main loss in the step before, and this at
-            least; None: it stays as it is.
-        teacher: share of the teacher's prediction in the label.
     """
 
     weight: float
     target: Literal["own", "joint"]
-    weight_floor: float | None = None
-    teacher: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,6 @@ class Plan:
             empty: as they stand.
         high_priority: towers whose streams' kernels the device starts before those of others.
         exact_every: every so many steps nothing is cut; None: never.
-        teacher_decay: share of its old value in the teacher's exponential average.
         parameters_beside: gradients that only a block's parameters need run beside its backward.
         may_run_beside: that is possible.
         matmul_share: share of a CUDA device's multiprocessors that matrix products' kernels are chosen for.
@@ -103,7 +97,6 @@ class Plan:
     launch_order: tuple[str, ...] = ()
     high_priority: tuple[str, ...] = ()
     exact_every: int | None = None
-    teacher_decay: float = 0.999
     parameters_beside: bool = False
     may_run_beside: bool = False
     matmul_share: float = 1.0
@@ -130,7 +123,6 @@ class Plan:
             launch_order=schedule.launch_order,
             high_priority=schedule.high_priority,
             exact_every=schedule.exact_every,
-            teacher_decay=config.over_arch.teacher_decay,
             parameters_beside=schedule.parameters_beside,
             may_run_beside=hindrance(config) is None,
             matmul_share=schedule.matmul_share,
@@ -160,14 +152,6 @@ class Plan:
     def trained(self) -> tuple[TowerPlan, ...]:
         """Towers whose parameters are updated."""
         return tuple(tower for tower in self.towers if not tower.frozen)
-
-    def taught(self) -> tuple[TowerPlan, ...]:
-        """Towers whose loss asks the teacher."""
-        return tuple(tower for tower in self.towers if tower.loss is not None and tower.loss.teacher > 0)
-
-    def following(self) -> tuple[TowerPlan, ...]:
-        """Towers whose loss's weight follows the losses."""
-        return tuple(tower for tower in self.towers if tower.loss is not None and tower.loss.weight_floor is not None)
 
     def streams(self) -> tuple[str, ...]:
         """Names of the side streams, in order of first use."""
@@ -199,8 +183,7 @@ def _tower_plan(tower: TowerConfig, early_backward: bool) -> TowerPlan:
     assert tower.stream is not None
     loss = None
     if tower.loss and tower.loss.weight > 0:
-        declared = tower.loss
-        loss = LossPlan(declared.weight, declared.target, declared.weight_floor, declared.teacher or 0.0)
+        loss = LossPlan(tower.loss.weight, tower.loss.target)
     return TowerPlan(
         name=tower.name,
         # A tower's own stream cannot collide with a shared one: tower names hold no colon.

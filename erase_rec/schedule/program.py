@@ -2,8 +2,7 @@
 
 Early backward is nothing but the place of an operation in this list and the events it waits for:
 ``early_backward:i`` needs its tower's local loss, which needs its tower's forward (and, for the ``joint`` target, one
-join of the logits; for a teacher's labels, the teacher's forward on all towers' outputs), and nothing of the over-arch
-(ERASE, arXiv 2608.18469, section 3).
+join of the logits), and nothing of the over-arch (ERASE, arXiv 2608.18469, section 3).
 
 Where tables stay outside a captured step (``cuda_graph: dense``) their operations frame the others: what lies from
 ``enter`` to ``leave`` reads the pooled embeddings, leaves their gradient behind, and is captured (:func:`parts`).
@@ -23,7 +22,6 @@ OpKind = Literal[
     "enter",
     "forward",
     "logit_join",
-    "teacher",
     "local_loss",
     "early_backward",
     "over_arch",
@@ -35,8 +33,6 @@ OpKind = Literal[
     "update",
     "table_gradient",
     "table_update",
-    "follow",
-    "average",
     "leave",
     "end",
 ]
@@ -100,12 +96,10 @@ def program(plan: Plan) -> tuple[Op, ...]:
 
     A tower with an early backward on its own logit is launched whole (forward, local loss, backward, and with
     ``bucket`` its reduction) before the next tower's forward. The ``joint`` target needs all logits of the batch, so
-    those towers' losses follow one ``logit_join``; those that a teacher labels follow its forward, ``teacher``. The
-    over-arch waits for the towers' forwards only, and the main thread's backward for nothing of the towers' early
-    backwards, except under ``ddp``: its one reducer reads every gradient there. What objectives keep for the next step
-    is written last: ``follow`` (weights) once no backward reads it, ``average`` (the teacher) after the update.
-    Reductions of backwards that a worker launches are issued once the over-arch is launched: the earliest point that
-    is the same on all ranks whatever the workers' pace.
+    those towers' losses follow one ``logit_join``. The over-arch waits for the towers' forwards only, and the main
+    thread's backward for nothing of the towers' early backwards, except under ``ddp``: its one reducer reads every
+    gradient there. Reductions of backwards that a worker launches are issued once the over-arch is launched: the
+    earliest point that is the same on all ranks whatever the workers' pace.
     """
     return _Builder(plan).build()
 
@@ -163,22 +157,19 @@ class _Builder:
     def _forward(self, micro: int) -> None:
         """Towers, local losses, early backwards and the over-arch of one micro-batch."""
         joint = [tower for tower in self._towers if tower.loss and tower.loss.target == "joint"]
-        taught = self._plan.taught()
-        later = [tower for tower in self._towers if tower in joint or tower in taught]
         for tower in self._towers:
             sources = [self._plan.tower(name) for name in tower.inputs]
             self._add("forward", tower, [self._input, *self._keys("forward", sources, micro)], micro=micro)
-            if tower.loss is not None and tower not in later:
-                self._loss(tower, micro, [])
+            if tower.loss is not None and tower not in joint:
+                self._loss(tower, micro)
         forwards = self._keys("forward", self._plan.towers, micro)
-        joined = [self._add("logit_join", waits=forwards, micro=micro)] if joint else []
-        labelled = [self._add("teacher", waits=forwards, micro=micro)] if taught else []
-        for tower in later:
-            waits = (joined if tower in joint else []) + (labelled if tower in taught else [])
-            self._loss(tower, micro, waits)
+        if joint:
+            joined = self._add("logit_join", waits=forwards, micro=micro)
+            for tower in joint:
+                self._loss(tower, micro, joined)
         self._add("over_arch", waits=forwards, micro=micro)
 
-    def _loss(self, tower: TowerPlan, micro: int, waits: list[str]) -> None:
+    def _loss(self, tower: TowerPlan, micro: int, *waits: str) -> None:
         forward = self._keys("forward", [tower], micro)
         loss = self._add("local_loss", tower, [*forward, *waits], micro=micro)
         if not tower.early:
@@ -238,22 +229,12 @@ class _Builder:
         backwards = [self._backward_key(), *self._early_keys(self._early)]
         if self._tables_apart:
             self._add("table_gradient", waits=backwards)
-            left = self._add("leave", waits=[*updates, "metrics", *self._keep_for_next_step()])
+            left = self._add("leave", waits=[*updates, "metrics"])
             self._add("table_update", waits=[left, *order])
             self._add("end", waits=[left])
             return
         self._add("table_update", waits=[*backwards, *order])
-        self._add("end", waits=[*updates, "metrics", *self._keep_for_next_step()])
-
-    def _keep_for_next_step(self) -> list[str]:
-        """What objectives keep; beside everything, once no backward reads it and the over-arch is updated."""
-        beside, kept = self._plan.beside(), []
-        if self._plan.following():
-            backwards = [Op("backward", micro=micro).key for micro in range(self._plan.micro_batches)]
-            kept.append(self._add("follow", waits=[*backwards, *self._early_keys(self._early)], stream=beside))
-        if self._plan.taught():
-            kept.append(self._add("average", waits=["update"], stream=beside))
-        return kept
+        self._add("end", waits=[*updates, "metrics"])
 
     def _reduced(self, towers: Sequence[TowerPlan]) -> list[str]:
         """Operations after which the gradients of ``towers`` are the mean over the ranks (NCCL: its wait is queued)."""

@@ -78,10 +78,6 @@ class ScheduledStep:
         self._graphs.keep_until(self._look_at(output, batch, done))
         return output
 
-    def kept(self) -> dict[str, Tensor]:
-        """See :class:`erase_rec.protocols.TrainStep`."""
-        return self._gradients.objectives.tensors()
-
     def _look_at(
         self, output: StepOutput, batch: Batch, done: torch.cuda.Event | None = None
     ) -> torch.cuda.Event | None:

@@ -32,7 +32,6 @@ class MicroState:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
     logit_sum: Tensor | None = None
-    teacher: Tensor | None = None
     local_losses: dict[str, Tensor] = field(default_factory=dict)
     weighted_losses: dict[str, Tensor] = field(default_factory=dict)
     logit: Tensor = field(init=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -131,7 +130,6 @@ def make_gradients(
         streams,
         device=CPU,
         reduction=reduction,
-        mean=lambda name, value: world.mean(name, value).wait(),
     )
 
 
@@ -178,11 +176,10 @@ def train_plainly(config: Config, batches: Sequence[Batch], dtype: torch.dtype =
         assert dense.kind == "sgd"
         optimizer = torch.optim.SGD(parameters, lr=dense.lr, momentum=dense.momentum)
     clipped = [parameters] if dense.clip == "global" else [list(block.values()) for block in blocks.values()]
-    kept = PlainObjectives(model, config)
     for number, batch in enumerate(batches, start=1):
         every = config.schedule.exact_every
         exact = every is not None and number % every == 0
-        gradients, pooled = plain_gradients(model, config, batch, exact=exact, kept=kept)
+        gradients, pooled = plain_gradients(model, config, batch, exact=exact)
         for block in blocks.values():
             for name, parameter in block.items():
                 parameter.grad = gradients[name]
@@ -193,31 +190,7 @@ def train_plainly(config: Config, batches: Sequence[Batch], dtype: torch.dtype =
         if pooled is not None:
             found = model.embeddings(batch.sparse)
             model.embeddings.backward_and_update(found, pooled, model.embeddings.order(batch.sparse))
-        kept.after_step(model)
     return state_of(model)
-
-
-class PlainObjectives:
-    """What objectives keep from step to step, said plainly: python numbers, and a copied over-arch."""
-
-    def __init__(self, model: CTRModel, config: Config) -> None:
-        self.factors = {entry.name: 1.0 for entry in config.towers}
-        self.teacher = copy.deepcopy(model.over_arch)
-        self.losses: dict[str, float] = {}
-        self._config = config
-
-    def after_step(self, model: CTRModel) -> None:
-        """Takes over what the step came to."""
-        for entry in self._config.towers:
-            if entry.loss is not None and entry.loss.weight_floor is not None:
-                excess = self.losses[entry.name] - self.losses["main"]
-                self.factors[entry.name] = max(entry.loss.weight_floor, excess)
-        decay = self._config.over_arch.teacher_decay
-        assert isinstance(self.teacher, OverArch)
-        assert isinstance(model.over_arch, OverArch)
-        with torch.no_grad():
-            for old, new in zip(self.teacher.parameters(), model.over_arch.parameters(), strict=True):
-                old.copy_(decay * old + (1 - decay) * new)
 
 
 def plain_blocks(model: CTRModel, config: Config) -> dict[str, dict[str, nn.Parameter]]:
@@ -233,13 +206,12 @@ def plain_blocks(model: CTRModel, config: Config) -> dict[str, dict[str, nn.Para
 
 
 def plain_gradients(
-    model: CTRModel, config: Config, batch: Batch, *, exact: bool = False, kept: PlainObjectives | None = None
+    model: CTRModel, config: Config, batch: Batch, *, exact: bool = False
 ) -> tuple[dict[str, Tensor | None], Tensor | None]:
     """Gradients of the parameters and of the pooled embeddings: a forward for the main loss, one for the local ones.
 
-    ``exact``: nothing is cut. ``kept``: of the step before, takes over this step's losses; None: the first step's.
+    ``exact``: nothing is cut.
     """
-    kept = kept or PlainObjectives(model, config)
     if exact:
         towers = tuple(entry.model_copy(update={"detach": False}) for entry in config.towers)
         config = config.model_copy(update={"towers": towers})
@@ -247,10 +219,7 @@ def plain_gradients(
     main_leaf, local_leaf = pooled.clone().requires_grad_(), pooled.clone().requires_grad_()
     outputs, logits = _forward(model, config, batch, main_leaf)
     total = binary_cross_entropy_with_logits(model.over_arch(outputs, logits), batch.label)
-    kept.losses["main"] = total.item()
-    local_outputs, local_logits = _forward(model, config, batch, local_leaf, cut_logits=False)
-    with torch.no_grad():
-        taught = torch.sigmoid(kept.teacher(local_outputs, local_logits))
+    _, local_logits = _forward(model, config, batch, local_leaf, cut_logits=False)
     for position, entry in enumerate(config.towers):
         if entry.loss is None or entry.loss.weight == 0:
             continue
@@ -258,13 +227,10 @@ def plain_gradients(
         if entry.loss.target == "joint":
             others = [other.detach() for at, other in enumerate(local_logits) if at != position]
             logit = logit + sum(others, torch.zeros_like(logit))
-        share = entry.loss.teacher or 0.0
-        label = (1 - share) * batch.label + share * taught
-        loss = binary_cross_entropy_with_logits(logit, label)
+        loss = binary_cross_entropy_with_logits(logit, batch.label)
         if entry.loss.kind == "bce_pairwise":
-            loss = loss + 0.1 * ranking_loss(logit, label, shifts=8)
-        kept.losses[entry.name] = loss.item()
-        total = total + entry.loss.weight * kept.factors[entry.name] * loss
+            loss = loss + 0.1 * ranking_loss(logit, batch.label, shifts=8)
+        total = total + entry.loss.weight * loss
     named = {name: value for block in plain_blocks(model, config).values() for name, value in block.items()}
     *found, main, local = torch.autograd.grad(total, [*named.values(), main_leaf, local_leaf], allow_unused=True)
     wanted = {"main": [main], "local": [local], "both": [main, local], "none": []}

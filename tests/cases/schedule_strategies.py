@@ -10,13 +10,7 @@ from schedule_cases import NAMES, make_config, tower
 from erase_rec.config.schema import Config
 
 MAX_TOWERS = 5
-OBJECTIVES: list[dict[str, Any]] = [{}, {}, {}, {"teacher": 0.4}, {"weight_floor": 0.2}]
-HEADS: list[dict[str, Any]] = [
-    {},
-    {},
-    {"kind": "mlp", "params": {"hidden": (4,), "context": True}},
-    {"kind": "goodness", "params": {"threshold": 0.5}},
-]
+HEADS: list[dict[str, Any]] = [{}, {}, {}, {"kind": "goodness", "params": {"threshold": 0.5}}]
 REDUCTIONS: list[dict[str, Any]] = [
     {},
     {"reduction": "bucket", "bucket_mib": 1e-4},
@@ -41,7 +35,6 @@ def towers(draw: st.DrawFn, *, consistent: bool) -> list[dict[str, Any]]:
         reads = draw(st.lists(st.sampled_from(readable), unique=True, max_size=2)) if readable else []
         stream = draw(st.sampled_from(["own", "own", "main", "first", "second"]))
         target = draw(st.sampled_from(["own", "joint"]))
-        objective = draw(st.sampled_from(OBJECTIVES))
         head = draw(st.sampled_from(HEADS))
         sections.append(
             tower(
@@ -49,7 +42,6 @@ def towers(draw: st.DrawFn, *, consistent: bool) -> list[dict[str, Any]]:
                 *reads,
                 loss=loss,
                 target=target,
-                objective=objective,
                 detach=detach,
                 frozen=frozen,
                 stream=stream,

@@ -110,12 +110,9 @@ WAYS = {
     "steps that cut nothing": ["schedule.exact_every=3"],
     "objectives": [
         "schedule.exact_every=7",
-        "over_arch={logits: gated, teacher_decay: 0.9}",
-        "towers.cross.loss.teacher=0.3",
-        "towers.deep.loss.weight_floor=0.05",
+        "over_arch.logits=gated",
         "towers.interaction.loss.kind=bce_pairwise",
         "towers.mask.cut_at=1",
-        "towers.attention.head={kind: mlp, params: {context: true}}",
         "towers.dense_mlp.head.kind=goodness",
     ],
 }
@@ -149,7 +146,7 @@ BESIDE_TABLES = ("erase", "exact on streams", "dropout", "micro-batches", "objec
 def test_replays_are_the_plain_steps(datasets, batches, graph: str, way: str) -> None:  # type: ignore[no-untyped-def]
     """Three hundred steps with warm-up and decay of both learning rates, and a state taken over in the middle."""
     captured, plain = both(datasets, *WAYS[way], graph=graph)
-    # A goodness is divided by a length, weights follow losses: rounding is seen in ten steps; each is compared alone.
+    # A goodness is divided by a length: rounding is seen in ten steps; each is compared alone.
     together = 1 if way == "objectives" else TOGETHER
     for first in range(0, STEPS, together):
         if first > 0:

@@ -18,11 +18,10 @@ SMALL = [
     "train.threads=1",
     "train.device=cpu",
     "schedule.exact_every=4",
-    "over_arch={logits: gated, teacher_decay: 0.7}",
-    "towers.cross.loss.teacher=0.5",
-    "towers.deep.loss.weight_floor=0.01",
+    "over_arch.logits=gated",
+    "towers.deep.loss.kind=bce_pairwise",
     "towers.mask.cut_at=1",
-    "towers.attention.head={kind: mlp, params: {context: true}}",
+    "towers.attention.head.kind=goodness",
 ]
 
 
@@ -34,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "whole"
 
 
-def test_a_resumed_run_has_the_same_teacher_weights_and_exact_steps(trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_exact_steps(trained: Path, tmp_path: Path) -> None:
     """From step 5 of 10, bit for bit; step 8 is the one of those left that cuts nothing."""
     cut = tmp_path / "cut"
     shutil.copytree(trained, cut)
@@ -45,7 +44,6 @@ def test_a_resumed_run_has_the_same_teacher_weights_and_exact_steps(trained: Pat
     call(tmp_path, "train", "--resume", str(cut))
     found, expected = (newest(folder, tmp_path / "state.pt") for folder in (cut, trained))
     assert found.keys() == expected.keys()
-    assert {"objectives/loss_factors", "objectives/teacher.head.linear.weight"} <= found.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     whole, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (trained, cut))
     assert resumed["towers"] == whole["towers"]

@@ -346,19 +346,6 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("cut inside, read", {"towers": towers({"cut_at": 2}, reading("t0"))}, "towers.0.cut_at", "use cut_at: 0"),
     (
-        "teacher of hard labels",
-        {"towers": towers({}, {"loss": {"kind": "focal", "teacher": 0.5}})},
-        "towers.1.loss.teacher",
-        "use kind: bce",
-    ),
-    (
-        "average in bf16",
-        {"towers": towers({"loss": {"teacher": 0.5}}), "train": {"steps": 1, "precision": "bf16"}},
-        "towers.0.loss.teacher",
-        "use train.precision: fp32",
-    ),
-    ("decay of nobody", {"over_arch": {"teacher_decay": 0.9}}, "over_arch.teacher_decay", "give a loss a teacher"),
-    (
         "pairs across parts",
         {"towers": towers({"loss": {"kind": "bce_pairwise"}}), "train": {"steps": 1, "micro_batches": 2}},
         "towers.0.loss.kind",

@@ -17,7 +17,7 @@ from erase_rec.schedule.plan import BESIDE, MAIN, Plan, TowerPlan
 from erase_rec.schedule.program import Op, guaranteed_order, parts, program
 from erase_rec.schedule.streams import RecordingStreams
 
-COLLECTIVE = {"lookup", "over_arch", "backward", "reduce", "table_update", "follow"}
+COLLECTIVE = {"lookup", "over_arch", "backward", "reduce", "table_update"}
 """Operations that ask the process group for something, under one reduction or another."""
 
 
@@ -74,9 +74,7 @@ def test_forward_part_waits_for_what_it_reads_and_for_nothing_else(plan: Plan) -
             assert set(ops[forward].waits) == {given} | keys("forward", reads, micro)
             assert (loss in ops) == (entry.loss is not None)
             if entry.loss is not None:
-                expected = {forward} | ({join} if entry in joint else set())
-                taught = {Op("teacher", micro=micro).key} if entry.loss.teacher else set()
-                assert set(ops[loss].waits) == expected | taught
+                assert set(ops[loss].waits) == {forward} | ({join} if entry in joint else set())
             assert (early in ops) == entry.early
             if entry.early:
                 assert set(ops[early].waits) == {loss}
@@ -174,42 +172,12 @@ def test_an_own_target_depends_on_no_other_tower_but_by_a_chain(plan: Plan) -> N
     for entry in plan.towers:
         upstream[entry.name] = {entry.name, *entry.inputs}.union(*(upstream[name] for name in entry.inputs))
         alone = all(streams.count(plan.tower(name).stream) == 1 for name in upstream[entry.name])
-        if not alone or not entry.early or entry.loss is None or entry.loss.target == "joint" or entry.loss.teacher:
+        if not alone or not entry.early or entry.loss is None or entry.loss.target == "joint":
             continue
         others = [other for other in plan.towers if other.name not in upstream[entry.name]]
         for key in keys("forward", others) | keys("early_backward", [other for other in others if other.early]):
             assert not log.happens_before(key, f"early_backward:{entry.name}")
         assert not log.happens_before("over_arch", f"early_backward:{entry.name}")
-
-
-@PROPERTY
-@given(plan=plans())
-def test_a_teacher_reads_the_forwards_and_learns_after_the_over_arch(plan: Plan) -> None:
-    """Its labels wait for every tower and for nothing of the over-arch; nothing of the step waits for its average."""
-    log = record(program(plan))
-    ops = {op.key: op for op in program(plan)}
-    assert ("average" in ops) == ("teacher" in ops) == bool(plan.taught())
-    for micro in range(plan.micro_batches if plan.taught() else 0):
-        key = Op("teacher", micro=micro).key
-        assert set(ops[key].waits) == keys("forward", plan.towers, micro)
-        assert not log.happens_before(Op("over_arch", micro=micro).key, key)
-        assert all(log.happens_before(key, loss) for loss in keys("local_loss", plan.taught(), micro))
-        assert log.happens_before(key, "average")
-    if plan.taught():
-        assert log.happens_before("update", "average")
-        assert [key for key, op in ops.items() if "average" in op.waits] == ["end"]
-
-
-@PROPERTY
-@given(plan=plans())
-def test_weights_follow_the_losses_once_no_backward_reads_them(plan: Plan) -> None:
-    log = record(program(plan))
-    ops = {op.key: op for op in program(plan)}
-    assert ("follow" in ops) == bool(plan.following())
-    if plan.following():
-        backwards = {Op("backward", micro=micro).key for micro in range(plan.micro_batches)}
-        assert all(log.happens_before(key, "follow") for key in backwards | early_keys(plan))
-        assert [key for key, op in ops.items() if "follow" in op.waits] == ["end"]
 
 
 @PROPERTY

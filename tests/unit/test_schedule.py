@@ -65,8 +65,8 @@ TOPOLOGIES: dict[str, list[dict[str, Any]]] = {
     ],
     "heads and cuts inside": [
         tower("deep", cut_at=1),
-        tower("dot", head={"kind": "mlp", "params": {"hidden": (4,), "context": True}}, target="joint"),
-        tower("cross", "dot", cut_at=1, head={"kind": "mlp", "params": {"hidden": (4,)}}),
+        tower("dot", target="joint"),
+        tower("cross", "dot", cut_at=1),
         tower("mask", head={"kind": "goodness", "params": {"threshold": 0.5}}, loss=0.5),
         tower("attention", "mask", detach=False, loss=0.5, head={"kind": "goodness"}),
     ],
