@@ -128,10 +128,13 @@ def search(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float)
     )
 
 
-def measure(sets: Sequence[str], folder: Path, *, processes: int, limit_s: float, seeds: int) -> None:
-    """Trains the best of each arm and keeps logits of the test rows."""
+def measure(
+    sets: Sequence[str], folder: Path, *, processes: int, limit_s: float, seeds: int, arms: Sequence[str]
+) -> None:
+    """Trains the best of each arm, or of those named, and keeps logits of the test rows."""
     found = read_results(folder / "search.jsonl")
-    jobs = {name: final_jobs(name, choose(found, name), seeds, folder) for name in sets}
+    chosen = {name: [each for each in choose(found, name) if each.arm in arms or not arms] for name in sets}
+    jobs = {name: final_jobs(name, of_set, seeds, folder) for name, of_set in chosen.items()}
     run_all(spread(jobs), folder / "test.jsonl", processes=processes, limit_s=limit_s)
 
 
@@ -149,6 +152,7 @@ def main() -> None:
     parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; none: the real ones")
     parser.add_argument("--runs", type=Path, default=Path("runs/objectives"), help="where runs are kept")
     parser.add_argument("--seeds", type=int, default=5, help="test: 2 or more, one seed has no interval")
+    parser.add_argument("--arms", nargs="+", default=[], help="test: these alone, with more seeds than the others, say")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="no run starts that would end later")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ne-gap"), help="report: without ending")
@@ -164,7 +168,7 @@ def main() -> None:
     if arguments.stage == "search":
         search(sets, arguments.runs, **limits)
     elif arguments.stage == "test":
-        measure(sets, arguments.runs, **limits, seeds=arguments.seeds)
+        measure(sets, arguments.runs, **limits, seeds=arguments.seeds, arms=arguments.arms)
     else:
         from objectives_page import write_report
 

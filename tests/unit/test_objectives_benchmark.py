@@ -50,7 +50,7 @@ def test_the_points_of_a_search_are_those_of_the_sweep_and_a_cut_falls_on_all_ar
 ) -> None:
     jobs = benchmarks["objectives"].search_jobs("frappe")
     arms = {job.arm for job in jobs}
-    assert len({job.name for job in jobs}) == len(jobs) == 180
+    assert len({job.name for job in jobs}) == len(jobs) == 168
     for start in range(0, len(jobs), len(arms)):
         row = jobs[start : start + len(arms)]
         assert {job.arm for job in row} == arms
