@@ -93,7 +93,7 @@ def test_synthetic_logs_are_trained_on_for_an_epoch_with_what_another_log_chose(
     found = [benchmarks["objectives_runs"].Result(job, ((488, 0.8, 0.7),)) for job in jobs]
     final = objectives.final_jobs("synthetic_20m", objectives.choose(found, "synthetic_20m"), 2, tmp_path)
     assert {job.config.rpartition("/")[2] for job in final} == {"synthetic_20m.yaml"}
-    assert len({job.name for job in final}) == len(final) == 14
+    assert len({job.name for job in final}) == len(final) == 22
     for job in final:
         config = load_config(job.config, job.overrides, catalog=ContentCatalog()).config
         assert (config.train.epochs, config.train.steps, config.schedule.cuda_graph) == (1, None, "step")
