@@ -218,7 +218,7 @@ class EmbeddingConfig(Model):
     """Embedding tables, one a sparse feature."""
 
     backend: Literal["auto", "torchrec", "torch"] = "auto"
-    """``auto``: torchrec where it and fbgemm import, else torch. Both give the same results to tolerance."""
+    """``auto``: torchrec on CUDA where it and fbgemm import, else torch. Both give the same results to tolerance."""
     dim: PositiveInt = 16
     """Columns of the tables whose feature names none."""
     sharding: Literal["replicated", "auto", "table_wise", "row_wise", "column_wise", "data_parallel"] = "replicated"

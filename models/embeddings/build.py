@@ -32,6 +32,8 @@ def choose_backend(config: Config, device: torch.device) -> tuple[str, str]:
     wanted = config.embedding.backend
     if wanted == "torch":
         return "torch", "as configured"
+    if wanted == "auto" and device.type == "cpu":
+        return "torch", "the faster one on a CPU"
     problem = _torchrec_problem(config, device)
     if problem is None:
         return "torchrec", "as configured" if wanted == "torchrec" else "TorchRec and FBGEMM are here"

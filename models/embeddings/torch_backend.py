@@ -33,7 +33,7 @@ class _Bags:
 
 @dataclass(frozen=True)
 class _Lookup:
-    """What the update needs of a training forward."""
+    """What the update needs of a training forward. Bag b * F + f is row b's of feature f."""
 
     rows: Tensor  # int64 [V], in the joined table
     bags: Tensor | None  # int64 [V], the bag of each id; None: id v is bag v
@@ -71,19 +71,22 @@ class _Group(nn.Module):
         return torch.split(joined, self._rows)
 
     def pool(self, ids: _Bags) -> tuple[Tensor, _Lookup]:
-        """[F * B, D], feature-major, and what the update needs."""
+        """[B, F, D], and what the update needs."""
         num_ids, fields = ids.values.numel(), len(self._rows)
         if ids.lengths is None:
-            rows = (ids.values.reshape(fields, -1) + self.first_rows.unsqueeze(1)).flatten()
-            offsets, bags = torch.arange(num_ids, device=rows.device), None
-        else:
-            ids_F = ids.lengths.reshape(fields, -1).sum(dim=1)
-            rows = ids.values + self.first_rows.repeat_interleave(ids_F, output_size=num_ids)
-            offsets = ids.lengths.cumsum(0) - ids.lengths
-            bags = torch.arange(ids.lengths.numel(), device=rows.device)
-            bags = bags.repeat_interleave(ids.lengths, output_size=num_ids)
+            # Row by row: what is looked up lies as the model reads it, and its gradient as the update does.
+            rows = (ids.values.reshape(fields, -1).t() + self.first_rows).flatten()
+            weights = None if ids.weights is None else ids.weights.reshape(fields, -1).t().flatten()
+            offsets = torch.arange(num_ids, device=rows.device)
+            pooled = embedding_bag(rows, self.weight, offsets, mode="sum", per_sample_weights=weights)
+            return pooled.view(-1, fields, self.weight.shape[1]), _Lookup(rows, None, weights)
+        ids_F = ids.lengths.reshape(fields, -1).sum(dim=1)
+        rows = ids.values + self.first_rows.repeat_interleave(ids_F, output_size=num_ids)
+        offsets = ids.lengths.cumsum(0) - ids.lengths
+        bags = torch.arange(ids.lengths.numel(), device=rows.device).reshape(-1, fields).t().flatten()
+        bags = bags.repeat_interleave(ids.lengths, output_size=num_ids)
         pooled = embedding_bag(rows, self.weight, offsets, mode="sum", per_sample_weights=ids.weights)
-        return pooled, _Lookup(rows, bags, ids.weights)
+        return pooled.view(fields, -1, self.weight.shape[1]).transpose(0, 1), _Lookup(rows, bags, ids.weights)
 
 
 class TorchEmbeddings(TableModule):
@@ -134,9 +137,13 @@ class TorchEmbeddings(TableModule):
         with torch.no_grad():
             for members, group, ids in zip(self._members, self._groups, self._select(sparse), strict=True):
                 pooled_group, lookup = group.pool(ids)
-                pooled.update(zip(members, pooled_group.chunk(len(members)), strict=True))
+                pooled.update(zip(members, pooled_group.unbind(1), strict=True))
                 lookups.append(lookup)
-            result = torch.cat([pooled[feature] for feature in range(len(self._tables))], dim=1).to(self._pooled_dtype)
+            if len(self._groups) == 1:
+                result = pooled_group.flatten(1)
+            else:
+                result = torch.cat([pooled[feature] for feature in range(len(self._tables))], dim=1)
+            result = result.to(self._pooled_dtype)
         if torch.is_grad_enabled():
             self._pending = (result.requires_grad_(), lookups)
         return result
@@ -153,7 +160,8 @@ class TorchEmbeddings(TableModule):
         parts = torch.split(gradient, self.feature_dims, dim=1)
         for number, (members, lookup) in enumerate(zip(self._members, lookups, strict=True)):
             group = self._groups[number]
-            bag_gradient = torch.cat([parts[i] for i in members]).to(group.weight.dtype)
+            of_group = gradient if len(self._groups) == 1 else torch.cat([parts[i] for i in members], dim=1)
+            bag_gradient = of_group.reshape(-1, group.weight.shape[1]).to(group.weight.dtype)
             rows, row_gradient = self._rows_of_all(number, *self._own_rows(lookup, bag_gradient))
             if rows.numel():
                 update_rows(group.weight, group.state(), rows, row_gradient, self._config, self._lr, iteration)

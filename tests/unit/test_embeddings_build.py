@@ -16,7 +16,7 @@ from models.embeddings.build import build_embeddings, choose_backend
 from models.embeddings.torch_backend import TorchEmbeddings
 from models.embeddings.torchrec_backend import TorchRecEmbeddings
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def config(backend: str = "auto", kind: str = "rowwise_adagrad", dim: int = 8, names: str = "ab") -> Config:
@@ -31,7 +31,7 @@ def config(backend: str = "auto", kind: str = "rowwise_adagrad", dim: int = 8, n
     return Config.model_validate(sections)
 
 
-@pytest.mark.parametrize(("backend", "expected"), [("auto", "torchrec"), ("torchrec", "torchrec"), ("torch", "torch")])
+@pytest.mark.parametrize(("backend", "expected"), [("auto", "torch"), ("torchrec", "torchrec"), ("torch", "torch")])
 def test_the_backend_that_is_asked_for_is_built(backend: str, expected: str) -> None:
     assert choose_backend(config(backend), CPU)[0] == expected
     embeddings = build_embeddings(config(backend), {"a": 12, "b": 5}, CPU)
@@ -54,10 +54,8 @@ def test_embeddings_come_out_in_the_dtype_that_is_asked_for(backend: str) -> Non
         ({"dim": 10}, "multiples of 4, found 10 of feature 'a', 10 of feature 'b'"),
     ],
 )
-def test_what_fbgemm_cannot_do_falls_back_or_is_refused(changes: dict[str, Any], reason: str) -> None:
-    backend, why = choose_backend(config(**changes), CPU)
-    assert backend == "torch"
-    assert reason in why
+def test_what_fbgemm_cannot_do_on_a_cpu_is_refused(changes: dict[str, Any], reason: str) -> None:
+    assert choose_backend(config(**changes), CPU)[0] == "torch"
     with pytest.raises(UserError, match=r"embedding\.backend: torchrec: .*embedding\.backend=torch") as error:
         build_embeddings(config("torchrec", **changes), {"a": 12, "b": 5}, CPU)
     assert reason in str(error.value)
@@ -80,9 +78,11 @@ def test_own_kernels_need_cuda_triton_and_an_optimizer_that_they_know(
     assert own_kernels.own_kernels_apply(torch.device(device), SparseOptimizerConfig(kind=kind)) is expected
 
 
-def test_untested_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_tables_are_torchrecs_where_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_backend(config(), CUDA)[0] == "torchrec"
+    assert choose_backend(config(dim=10), CUDA)[0] == "torch"
     monkeypatch.setattr(build, "triple_problem", lambda: "found torch 2.12.0")
-    assert choose_backend(config(), CPU) == ("torch", "found torch 2.12.0")
+    assert choose_backend(config(), CUDA) == ("torch", "found torch 2.12.0")
     with pytest.raises(UserError, match=r"found torch 2\.12\.0"):
         choose_backend(config("torchrec"), CPU)
 
@@ -92,8 +92,8 @@ def test_without_torchrec_and_fbgemm_tables_train(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "torchrec", None)
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
-    assert choose_backend(config(), CPU)[0] == "torch"
-    assert "does not import" in choose_backend(config(), CPU)[1]
+    assert choose_backend(config(), CUDA)[0] == "torch"
+    assert "does not import" in choose_backend(config(), CUDA)[1]
     embeddings = build_embeddings(config(), {"a": 12, "b": 5}, CPU)
     ids = SparseBatch(torch.arange(4), torch.ones(4, dtype=torch.int32), None, 2, single_valued=True)
     pooled = embeddings(ids)
