@@ -90,6 +90,17 @@ def choose(results: Sequence[Result], name: str) -> list[Chosen]:
     return list(best.values())
 
 
+def only(chosen: Sequence[Chosen], arms: Sequence[str]) -> list[Chosen]:
+    """Those named, or all if none is.
+
+    Raises:
+        SystemExit: there is no arm of that name.
+    """
+    if unknown := set(arms) - {each.arm for each in chosen}:
+        raise SystemExit(f"the search has no arm {', '.join(sorted(unknown))}")
+    return [each for each in chosen if each.arm in arms or not arms]
+
+
 def final_jobs(name: str, chosen: Sequence[Chosen], seeds: int, folder: Path) -> list[Job]:
     """Each arm anew, all arms of a seed in a row."""
     kind = "objectives" if name in REAL else "protocols"
@@ -133,7 +144,7 @@ def measure(
 ) -> None:
     """Trains the best of each arm, or of those named, and keeps logits of the test rows."""
     found = read_results(folder / "search.jsonl")
-    chosen = {name: [each for each in choose(found, name) if each.arm in arms or not arms] for name in sets}
+    chosen = {name: only(choose(found, name), arms) for name in sets}
     jobs = {name: final_jobs(name, of_set, seeds, folder) for name, of_set in chosen.items()}
     run_all(spread(jobs), folder / "test.jsonl", processes=processes, limit_s=limit_s)
 
@@ -152,7 +163,7 @@ def main() -> None:
     parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; none: the real ones")
     parser.add_argument("--runs", type=Path, default=Path("runs/objectives"), help="where runs are kept")
     parser.add_argument("--seeds", type=int, default=5, help="test: 2 or more, one seed has no interval")
-    parser.add_argument("--arms", nargs="+", default=[], help="test: these alone, with more seeds than the others, say")
+    parser.add_argument("--arms", nargs="+", default=[], help="test, report: these alone, with more seeds, say")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="no run starts that would end later")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ne-gap"), help="report: without ending")
@@ -175,7 +186,7 @@ def main() -> None:
         found = read_results(arguments.runs / "search.jsonl")
         tested = [moved(result, arguments.runs) for result in read_results(arguments.runs / "test.jsonl")]
         there = {each.job.group for each in found}
-        chosen = {name: choose(found, name) for name in sets if searched(name) in there}
+        chosen = {name: only(choose(found, name), arguments.arms) for name in sets if searched(name) in there}
         more = [row for file in arguments.more for row in json.loads(file.read_text(encoding="utf-8"))]
         write_report(chosen, tested, arguments.out, more=more, measured=arguments.measured)
 

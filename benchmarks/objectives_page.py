@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from objectives_runs import Result
 
 from eval.comparison import Gap, ScoredRun, compare, plot_gaps, summarize
+from eval.metrics import ClickSums, click_sums, normalized_entropy
 
 if TYPE_CHECKING:
     from objectives import Chosen
@@ -23,6 +25,9 @@ PRESET_ARM = "joint"
 """The `erase` preset as configs/ctr_erase.yaml has it: `joint` targets, additive logits."""
 SYNTHETIC_LIMIT_PCT, REAL_LIMIT_PCT = 0.02, 0.1
 """The interval's upper end is to be below."""
+
+MARK = "<!-- Below: written by benchmarks/objectives.py report -->"
+"""What stands above it is text and stays."""
 
 Row = Mapping[str, Any]
 
@@ -54,6 +59,7 @@ def measure(
                 "seeds": len(seeds),
                 "rows": gap.rows,
                 "ne": summary.ne.mid,
+                "ne_sd": stdev(map(ne_of, scored[each.arm].values())),
                 "gap_pct": gap.total.mid,
                 "ci_low_pct": gap.total.low,
                 "ci_high_pct": gap.total.high,
@@ -76,6 +82,11 @@ def scores(result: Result) -> ScoredRun:
     logit = torch.from_numpy(np.load(file)).double()
     label = torch.from_numpy(np.load(file.with_name("label.npy"))).double()
     return ScoredRun(torch.arange(len(label)), label, logit, {})
+
+
+def ne_of(run: ScoredRun) -> float:
+    """Of one run."""
+    return normalized_entropy(ClickSums(*click_sums(run.logit, run.label).tolist()))
 
 
 def write_report(
@@ -103,13 +114,15 @@ def write_report(
             plot_gaps(gaps, found[0]["reference"], out.with_name(f"{out.name}-{name}.png"))
     rows += more
     out.with_suffix(".json").write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(page(rows, out.name, measured), encoding="utf-8")
+    file = out.with_suffix(".md")
+    above = file.read_text(encoding="utf-8").partition(MARK)[0] if file.exists() else TITLE
+    file.write_text(above + page(rows, out.name, measured), encoding="utf-8")
 
 
 def page(rows: Sequence[Row], stem: str, measured: str) -> str:
-    """The whole page; pictures are beside it."""
+    """The page from its mark on; pictures are beside it."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
-    parts = [TITLE, measured, INTRODUCTION, *preset(rows, sets), *all_arms(rows, sets)]
+    parts = [MARK, "", measured, INTRODUCTION, *preset(rows, sets), *all_arms(rows, sets)]
     for name in sets:
         parts += of_set([row for row in rows if row["dataset"] == name], f"{stem}-{name}.png")
     return "\n".join([*parts, *table_1()]) + "\n"
@@ -130,9 +143,22 @@ def preset(rows: Sequence[Row], sets: Sequence[str]) -> list[str]:
         lines.append(
             f"| {' | '.join(map(str, cells))} | {interval(row)} | {row['ci_high_pct']:+.3f}, {limit}: {verdict} |"
         )
-    if found:
-        lines += ["", f"Mean gap over these sets: {mean(row['gap_pct'] for row in found):+.3f} %.", ""]
-    return lines
+    real = [row for row in found if not row["dataset"].startswith("synthetic")]
+    for what, over in (("these sets", found), ("the real ones of them", real)):
+        if over:
+            low, middle, high = of_mean(over)
+            lines += ["", f"Mean gap over {what}: {middle:+.3f} % [{low:+.3f}, {high:+.3f}]."]
+    return [*lines, ""]
+
+
+def of_mean(rows: Sequence[Row]) -> tuple[float, float, float]:
+    """Mean of the gaps of independent sets, whose halves of intervals add up as deviations do."""
+    middle = mean(row["gap_pct"] for row in rows)
+    below, above = (
+        math.sqrt(sum((row[end] - row["gap_pct"]) ** 2 for row in rows)) / len(rows)
+        for end in ("ci_low_pct", "ci_high_pct")
+    )
+    return middle - below, middle, middle + above
 
 
 def all_arms(rows: Sequence[Row], sets: Sequence[str]) -> list[str]:
@@ -197,7 +223,7 @@ def table_1() -> list[str]:
     return lines
 
 
-TITLE = "# NE gap of local objectives\n"
+TITLE = "# NE gap of local objectives\n\n"
 
 INTRODUCTION = """
 Written by `python benchmarks/objectives.py report`; the numbers are those of `ne-gap.json`. What the arms are:
@@ -217,7 +243,11 @@ each, and says little; speeds are measured in [h200-step](h200-step.md) and [Tab
 ```bash
 ERASE_REC_DATA=/path/to/raw python benchmarks/objectives_data.py
 python benchmarks/objectives.py search --jobs 2 && python benchmarks/objectives.py test --jobs 2 --seeds 10
-python benchmarks/objectives.py report --out docs/results/ne-gap
+# on a GPU; configs/sweeps/objectives_synthetic.yaml and configs/protocols/ say how its three logs are made
+python benchmarks/objectives.py search synthetic_20m --runs runs/synthetic --jobs 4
+python benchmarks/objectives.py test synthetic_20m synthetic_2m --runs runs/synthetic --jobs 4
+python benchmarks/objectives.py report synthetic_20m synthetic_2m --runs runs/synthetic --out synthetic
+python benchmarks/objectives.py report --more synthetic.json --out docs/results/ne-gap
 ```
 """
 

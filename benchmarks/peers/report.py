@@ -3,18 +3,21 @@
     python benchmarks/peers/report.py --results build/peers/results.jsonl --out docs/results/peers
 
 Writes ``OUT.json``, a row a set and model, and the tables of ``OUT.md``: what stands there above :data:`MARK` is text
-and stays. A model without a complete set of seeds says how many it has.
+and stays. Models are held against each other by Welch's interval: seeds of different programs are no pairs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import t as student
 
 MARK = "<!-- Below: written by benchmarks/peers/report.py -->"
 Row = dict[str, Any]
@@ -61,9 +64,46 @@ def with_own(rows: Sequence[Row], own: Sequence[Mapping[str, Any]]) -> list[Row]
             if there:
                 best = min(there, key=lambda each: float(each["validation_ne"]))
                 arm = f"erase-rec, best {kind}arm: {best['arm']}"
-                same = {key: best.get(key) for key in ("dataset", "seeds", "ne", "auc", "validation_ne")}
-                chosen.append({**same, "arm": arm, "points": None, "ne_sd": None, "rates": [best["settings"]]})
+                same = {key: best[key] for key in ("dataset", "seeds", "ne", "ne_sd", "auc", "validation_ne")}
+                chosen.append({**same, "arm": arm, "points": None, "rates": [best["settings"]]})
     return sorted([*rows, *chosen], key=lambda row: (row["dataset"], row["ne"]))
+
+
+def welch(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, float, float]:
+    """How far one mean NE is above another, in per cent of the other, with a 95 % interval over seeds."""
+    parts = [row["ne_sd"] ** 2 / row["seeds"] for row in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (row["seeds"] - 1) for part, row in zip(parts, (ours, theirs), strict=True)
+    )
+    scale = 100 / theirs["ne"]
+    middle, half = (
+        scale * (ours["ne"] - theirs["ne"]),
+        scale * float(student.ppf(0.975, freedom)) * math.sqrt(sum(parts)),
+    )
+    return middle - half, middle, middle + half
+
+
+def verdicts(rows: Sequence[Row], own: Sequence[Mapping[str, Any]]) -> list[str]:
+    """This project's best arm against the best peer, by validation NE, and by test NE, which nobody could know."""
+    lines = []
+    for title, key in (
+        ("Each the best on the validation rows", "validation_ne"),
+        ("Each the lowest on the test rows, looked at afterwards", "ne"),
+    ):
+        lines += [f"### {title}", "", "| set | our arm | NE | peer | NE | ours over it, % [95 %] | at or below |"]
+        lines += ["|---" * 7 + "|"]
+        for name in dict.fromkeys(row["dataset"] for row in rows):
+            ours, theirs = (
+                min((each for each in of if each["dataset"] == name), key=lambda each: float(each[key]))
+                for of in (own, rows)
+            )
+            low, middle, high = welch(ours, theirs)
+            verdict = ("yes" if middle <= 0 else "no") + ("" if low > 0 or high < 0 else ", not told apart")
+            gap = f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]"
+            cells = (name, ours["arm"], f"{ours['ne']:.5f}", theirs["arm"], f"{theirs['ne']:.5f}", gap, verdict)
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return lines
 
 
 def ne_tables(rows: Sequence[Row]) -> list[str]:
@@ -109,13 +149,16 @@ def main() -> None:
     )
     parser.add_argument("--speed", type=Path, help="of speed.py")
     parser.add_argument("--own", type=Path, help="of benchmarks/objectives.py")
+    parser.add_argument("--without", nargs="+", default=[], help="arms of --own that are no longer in the code")
     parser.add_argument("--out", type=Path, required=True, help="without ending")
     arguments = parser.parse_args()
     lines = [line for file in arguments.results for line in file.read_text(encoding="utf-8").splitlines()]
     found = [json.loads(line) for line in dict.fromkeys(lines)]
     rows = rows_of(found)
     own = json.loads(arguments.own.read_text(encoding="utf-8")) if arguments.own else []
-    text = ["## NE on test rows", "", *ne_tables(with_own(rows, own))]
+    own = [row for row in own if row["arm"] not in arguments.without]
+    text = ["## Our best arm against the best peer", "", *verdicts(rows, own)] if own else []
+    text += ["## NE on test rows", "", *ne_tables(with_own(rows, own))]
     if arguments.speed:
         text += [
             "## Training speed on a CPU",
