@@ -22,6 +22,8 @@ from erase_rec.errors import closest, nearest
 
 STAND_IN = "unknown"
 """Takes the place of a required text (``name``, ``kind``) that is missing or wrong."""
+WITHDRAWN = {("loss", "weight_floor"), ("loss", "teacher"), ("over_arch", "teacher_decay")}
+"""Keys of local objectives that gained nothing on any data set they were measured on, with their sections."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
     match detail["type"]:
         case "extra_forbidden":
             key, valid = str(detail["loc"][-1]), _valid_keys(root, detail["loc"][:-1])
+            if detail["loc"][-2:] in WITHDRAWN:
+                return "unknown key: withdrawn, as no data set gained by it (docs/objectives.md); leave it out"
             return f"unknown key{nearest(key, valid)} (valid keys here: {', '.join(valid) or 'none'})"
         case "missing":
             return "a required key is missing"

@@ -212,6 +212,17 @@ train: {steps: 5, epochs: 1, lr: 3}
     assert len(found) == len(expected), "a misspelt or wrong value must not be reported a second time as a consequence"
 
 
+def test_withdrawn_keys_are_to_be_left_out() -> None:
+    """And are no misspelt neighbours, as `weight_floor` of `weight`."""
+    withdrawn = ("towers.deep.loss.weight_floor", "towers.deep.loss.teacher", "over_arch.teacher_decay")
+    with pytest.raises(ConfigError) as caught:
+        loaded(GOOD, *(f"{key}=0.5" for key in withdrawn), "towers.deep.params.teacher=1")
+    *found, of_params = caught.value.problems
+    assert [problem.split(": ")[1] for problem in found] == [*withdrawn]
+    assert all(problem.endswith("(docs/objectives.md); leave it out") for problem in found)
+    assert "valid keys here" in of_params
+
+
 def test_the_message_shows_all_problems() -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(GOOD, "seed=x", "train.lr=1")
