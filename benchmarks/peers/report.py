@@ -132,7 +132,7 @@ def speed_table(speed: Mapping[str, Any]) -> list[str]:
     lines = [
         said,
         "",
-        "| arm | rows/s | each turn | `erase-rec dlrm exact` over it, each turn | peak MiB |",
+        "| arm | rows/s | each turn | erase-rec dlrm exact over it, each turn | peak MiB |",
         "|---" * 5 + "|",
     ]
     for arm in speed["arms"]:

@@ -81,6 +81,9 @@ def test_the_best_point_of_each_arm_is_trained_anew_and_scores_the_test_rows(
     assert [(job.arm, job.seed) for job in jobs] == [("exact", 1), ("joint", 1), ("exact", 2), ("joint", 2)]
     assert jobs[0].overrides == ("towers=of exact", "train.epochs=6"), "as it was found, with the set's validation rows"
     assert {job.test for job in jobs} == {"datasets/objectives/frappe/test.parquet"}
+    assert [each.arm for each in objectives.only(chosen, ["joint"])] == ["joint"]
+    with pytest.raises(SystemExit, match="no arm owl"):
+        objectives.only(chosen, ["owl", "joint"])
     with pytest.raises(SystemExit, match="no point that every arm has finished"):
         objectives.choose([*found[-2:], result(benchmarks, "own", "one", (0.5,))], "frappe")
 
@@ -187,6 +190,9 @@ def test_gaps_are_to_the_exact_arm_that_was_best_on_validation_rows(
     assert "on another machine" in text
     assert "| +0.010, 0.02: met |" in text
     assert json.loads((tmp_path / "more.json").read_text()) == elsewhere
+    (tmp_path / "more.md").write_text("Read by people.\n" + text[text.index(page.MARK) :])
+    page.write_report({}, [], tmp_path / "more", more=elsewhere)
+    assert (tmp_path / "more.md").read_text().startswith(f"Read by people.\n{page.MARK}\n"), "text above stays"
     found = {row["arm"]: row for row in rows}
     assert {(row["dataset"], row["reference"]) for row in rows} == {("frappe", "exact")}, "adult has no runs"
     assert found["exact"]["gap_pct"] == 0

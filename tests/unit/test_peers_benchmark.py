@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_ind
 from sklearn.metrics import log_loss, roc_auc_score
 
 from benchmarks.peers.encode import _padded
@@ -83,6 +84,16 @@ def test_best_point_gets_the_seeds_and_what_is_done_is_not_run_again(peers: Modu
     report = importlib.import_module("report")
     (row,) = report.rows_of([json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()])
     assert (row["seeds"], row["points"], row["ne"], row["validation_ne"]) == (2, 3, 0.6, 0.7)
+
+
+def test_models_are_told_apart_by_welchs_interval(peers: ModuleType) -> None:
+    report, random = importlib.import_module("report"), np.random.default_rng(0)
+    ours, theirs = random.normal(0.8, 0.01, 5), random.normal(0.7, 0.03, 7)
+    rows = [{"ne": each.mean(), "ne_sd": each.std(ddof=1), "seeds": len(each)} for each in (ours, theirs)]
+    expected = ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    low, middle, high = (each * theirs.mean() / 100 for each in report.welch(*rows))
+    assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert middle == pytest.approx(ours.mean() - theirs.mean())
 
 
 def test_grids_that_are_closed_give_their_best_point_so_far(peers: ModuleType, tmp_path: Path) -> None:
