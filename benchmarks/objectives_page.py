@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from objectives_runs import Result
 
-from eval.comparison import Gap, ScoredRun, compare, plot_gaps, summarize
-from eval.metrics import ClickSums, click_sums, normalized_entropy
+from eval.comparison import Gap, ScoredRun, compare, ne_of, plot_gaps, summarize
 
 if TYPE_CHECKING:
     from objectives import Chosen
@@ -59,7 +58,7 @@ def measure(
                 "seeds": len(seeds),
                 "rows": gap.rows,
                 "ne": summary.ne.mid,
-                "ne_sd": stdev(map(ne_of, scored[each.arm].values())),
+                "ne_sd": stdev(ne_of(run.logit, run.label) for run in scored[each.arm].values()),
                 "gap_pct": gap.total.mid,
                 "ci_low_pct": gap.total.low,
                 "ci_high_pct": gap.total.high,
@@ -82,11 +81,6 @@ def scores(result: Result) -> ScoredRun:
     logit = torch.from_numpy(np.load(file)).double()
     label = torch.from_numpy(np.load(file.with_name("label.npy"))).double()
     return ScoredRun(torch.arange(len(label)), label, logit, {})
-
-
-def ne_of(run: ScoredRun) -> float:
-    """Of one run."""
-    return normalized_entropy(ClickSums(*click_sums(run.logit, run.label).tolist()))
 
 
 def write_report(

@@ -23,9 +23,14 @@ def log_interval(step: int, every_steps: int) -> int:
     return every_steps << doublings
 
 
+def ends_interval(step: int, every_steps: int) -> bool:
+    """Whether an interval ends with the step, in a run of any length."""
+    return step % log_interval(step, every_steps) == 0
+
+
 def is_logged(step: int, every_steps: int, total_steps: int) -> bool:
     """Whether the step is logged; the last one always is."""
-    return step == total_steps or step % log_interval(step, every_steps) == 0
+    return step == total_steps or ends_interval(step, every_steps)
 
 
 def most_rows(total_steps: int, every_steps: int) -> int:

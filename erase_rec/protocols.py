@@ -258,10 +258,10 @@ class ProgressiveMetrics(Protocol):
         """Adds a step's rows. No host synchronisation: sums stay on the step's device."""
         ...
 
-    def window(self) -> dict[str, float]:
-        """``train/ne``, ``train/base_rate``, ``tower/<name>/ne`` of all ranks since the last call; collective.
+    def window(self, *, closes: bool = True) -> dict[str, float]:
+        """``train/ne``, ``train/base_rate``, ``tower/<name>/ne`` of all ranks in the open window; collective.
 
-        Synchronises the host.
+        Synchronises the host. ``closes``: the next row begins a new one.
         """
         ...
 

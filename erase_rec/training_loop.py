@@ -28,7 +28,7 @@ from erase_rec.early_stopping import EarlyStopping
 from erase_rec.errors import UserError
 from erase_rec.finite import FiniteGuard
 from erase_rec.health import health_warnings, tower_warnings
-from erase_rec.log_interval import is_logged
+from erase_rec.log_interval import ends_interval, is_logged
 from erase_rec.lr_schedule import LRSchedule
 from erase_rec.position import Position, planned_steps
 from erase_rec.prefetch import prefetch
@@ -292,7 +292,8 @@ class TrainingLoop:
         config, step = self.parts.config, self.position.step
         self.timer.pause()
         self._verify()
-        window = self.parts.metrics.window()
+        # One that the run's end cuts short stays open: a longer run that goes on from here adds up in the same order.
+        window = self.parts.metrics.window(closes=ends_interval(step, config.train.log_every_steps))
         ops = program(self.parts.plan.of_step(step - 1))
         intervals = self.parts.streams.intervals()
         self.overlap = overlap_report(intervals, ops)

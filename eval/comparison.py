@@ -96,7 +96,7 @@ def summarize(runs: Sequence[ScoredRun]) -> Arm:
         auc=_mean([auc(run.logit, run.label) for run in runs]),
         logloss=_mean([logloss(each) for each in sums]),
         calibration=_mean([calibration(each) for each in sums]),
-        towers={name: _mean([_ne(run.towers[name], run.label) for run in runs]) for name in names},
+        towers={name: _mean([ne_of(run.towers[name], run.label) for run in runs]) for name in names},
     )
 
 
@@ -163,7 +163,8 @@ def plot_gaps(gaps: Mapping[str, Gap], reference: str, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _ne(logit: Tensor, label: Tensor) -> float:
+def ne_of(logit: Tensor, label: Tensor) -> float:
+    """NE of one run's rows; ``logit`` and ``label`` [B]."""
     return normalized_entropy(ClickSums(*click_sums(logit, label).tolist()))
 
 

@@ -47,16 +47,19 @@ class ProgressiveEvaluation:
         logits = torch.stack([output.logit, *(output.tower_logits[name] for name in self._towers)])
         add_click_sums(self._window, logits, label)
 
-    def window(self) -> dict[str, float]:
-        """Metrics since the last call, as ``train/<metric>`` and ``tower/<name>/<metric>``; collective.
+    def window(self, *, closes: bool = True) -> dict[str, float]:
+        """Metrics of the open window, as ``train/<metric>`` and ``tower/<name>/<metric>``; collective.
 
-        Synchronises the host.
+        Synchronises the host. ``closes``: the next row begins a new one.
         """
         self._world.sum("progressive", self._window).wait()
         values = self._values(self._window)
         self._recent = values["train/base_rate"]
-        self._closed += self._window
-        self._window.zero_()
+        if closes:
+            self._closed += self._window
+            self._window.zero_()
+        else:
+            self._keep_on_first()
         if math.isnan(values["train/ne"]) and not self._warned:
             self._warned = True
             logger.warning("train/ne is undefined (nan): the window's labels are of one class; this is said once")

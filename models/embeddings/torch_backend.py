@@ -132,21 +132,26 @@ class TorchEmbeddings(TableModule):
         """
         sparse = without_padding(sparse)
         self.check_ids(sparse)
-        pooled: dict[int, Tensor] = {}
+        pooled: list[Tensor] = []
         lookups: list[_Lookup] = []
         with torch.no_grad():
-            for members, group, ids in zip(self._members, self._groups, self._select(sparse), strict=True):
-                pooled_group, lookup = group.pool(ids)
-                pooled.update(zip(members, pooled_group.unbind(1), strict=True))
+            for group, ids in zip(self._groups, self._select(sparse), strict=True):
+                of_group, lookup = group.pool(ids)
+                pooled.append(of_group)
                 lookups.append(lookup)
-            if len(self._groups) == 1:
-                result = pooled_group.flatten(1)
-            else:
-                result = torch.cat([pooled[feature] for feature in range(len(self._tables))], dim=1)
-            result = result.to(self._pooled_dtype)
+            result = self._joined(pooled).to(self._pooled_dtype)
         if torch.is_grad_enabled():
             self._pending = (result.requires_grad_(), lookups)
         return result
+
+    def _joined(self, pooled: Sequence[Tensor]) -> Tensor:
+        """Pooled embeddings of the groups, each [B, F, D], in the order of the features; one group's as they lie."""
+        if len(pooled) == 1:
+            return pooled[0].flatten(1)
+        of_feature: dict[int, Tensor] = {}
+        for members, of_group in zip(self._members, pooled, strict=True):
+            of_feature.update(zip(members, of_group.unbind(1), strict=True))
+        return torch.cat([of_feature[feature] for feature in range(len(of_feature))], dim=1)
 
     @torch.no_grad()
     def backward_and_update(self, pooled: Tensor, gradient: Tensor, order: None) -> None:

@@ -62,10 +62,7 @@ def test_a_run_goes_on_bit_for_bit_whatever_its_rows_are_read_from(folder: Path)
     others = ["data.prepared=null", "data.reading=stream", "data.workers=2"]
     third = call(folder, "train", "--resume", "runs/cut", "train.steps=12", *others)
     assert "rows are read and encoded anew in each epoch" in third.stdout
-    expected, found = learned(folder, "whole"), learned(folder, "cut")
-    # A window of the metrics ends where a run ended: its sum is rounded apart, which the last digit may show.
-    assert found.pop("train") == pytest.approx(expected.pop("train"), rel=1e-14)
-    assert found == expected
+    assert learned(folder, "cut") == learned(folder, "whole")
     refused = call(folder, "train", "--resume", "runs/cut", "data.shuffle_window=10", expect=2)
     assert "data.shuffle_window cannot change in a resumed run" in refused.stderr
 

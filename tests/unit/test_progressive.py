@@ -56,6 +56,16 @@ def test_a_window_starts_anew() -> None:
     assert progressive.window() == alone.window()
 
 
+def test_a_window_that_is_read_and_not_closed_goes_on() -> None:
+    progressive, unread = (ProgressiveEvaluation(["deep"], CPU, World()) for _ in range(2))
+    for seed in range(7):
+        for each in (progressive, unread):
+            each.update(*step(seed, 37))
+        assert progressive.window(closes=False)["train/ne"] == progressive.lifetime()["train/ne"]
+    assert progressive.window() == unread.window()
+    assert progressive.lifetime() == unread.lifetime()
+
+
 def test_resume_in_the_middle_of_a_window_is_bitwise() -> None:
     straight, before, after = (ProgressiveEvaluation(["deep"], CPU, World()) for _ in range(3))
     for seed in range(3):
